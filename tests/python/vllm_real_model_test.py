@@ -45,7 +45,7 @@ class RealModelTest(ServedModel):
         return found["agreement"]
 
     def assert_reads(self, name):
-        """Generated tokens have about the log-probabilities of Int2Cache with this set; an exact cache's are farther away."""
+        """Generated tokens have about the log-probabilities of PackedCache with this set; an exact cache's are farther away."""
         ids = np.load(HELD_OUT).reshape(-1).tolist()
         prompts = [ids[:200], ids[9000:9320]]
         answers = self.complete_all(prompts, 16)

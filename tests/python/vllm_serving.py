@@ -135,7 +135,7 @@ class ServedModel(unittest.TestCase):
         return json.loads(done.stdout)
 
     def expected(self, prompts, answers, path, change=lambda model: None):
-        """Log-probabilities of every token at each generated one, (tokens, vocabulary) of each prompt: by Int2Cache with this set, which
+        """Log-probabilities of every token at each generated one, (tokens, vocabulary) of each prompt: by PackedCache with this set, which
         is given the prompt at once and then token by token, as a server reads its history; path: None for an exact cache; change: of the
         model in transformers."""
         import torch
@@ -146,7 +146,7 @@ class ServedModel(unittest.TestCase):
         change(model)
         rotations = path and oscar_kv.read_set(path)
         for prompt, (tokens, _) in zip(prompts, answers):
-            cache = oscar_kv.Int2Cache(rotations, model.config) if path else transformers.DynamicCache()
+            cache = oscar_kv.PackedCache(rotations, model.config) if path else transformers.DynamicCache()
             with torch.no_grad():
                 rows = [model(torch.tensor([ids]), past_key_values=cache, logits_to_keep=1).logits[0]
                         for ids in (prompt, *([token] for token in tokens[:-1]))]

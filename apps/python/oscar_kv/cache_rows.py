@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The keys and values of one layer of an Int2Cache, and attention to them in transformed coordinates, each token with its own windows.
+"""The keys and values of one layer of a PackedCache, and attention to them in transformed coordinates, each token with its own windows.
 
 The history holds the tokens [sink, length - recent] that the next token sees packed, in a run of pages for each sequence
 (packed_layer.py). The window is a ring with room for what the last token sees as it is; until evict(), the tokens of a call stand
@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from .packed_layer import LayerSide, slots_of
-from .sets import Layer, RotationSet
+from .sets import Layer, SetPart
 
 ROOM = 256  # tokens of a page; the history grows by whole pages, and by a quarter
 RING_PAGE = 64  # tokens; rings have multiples of it
@@ -32,7 +32,7 @@ Attention = Callable[[Tensor, Tensor | None, float], Tensor]  # query (batch, qu
 
 
 class DecodeClock:
-    """Where the next token of an Int2Cache goes, as tensors on the cache's device, which a CUDA graph of a step advances by itself. A step
+    """Where the next token of a PackedCache goes, as tensors on the cache's device, which a CUDA graph of a step advances by itself. A step
     of one token is the same for all layers: the first that takes part in it advances the clock. sink, recent: tokens of the windows. The
     token at position p takes its place in the ring, and the oldest recent one, p + 1 - recent, is packed for the tokens after it; the
     token itself still sees that one in the window.
@@ -53,7 +53,7 @@ class DecodeClock:
             return  # a layer before did it
         if self._next != length or self._shape != (batch, room):
             if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-                raise RuntimeError("a CUDA graph of an Int2Cache's step is captured after a step that was not: see DecodeGraph")
+                raise RuntimeError("a CUDA graph of a PackedCache's step is captured after a step that was not: see DecodeGraph")
             self._place(length, batch, room, device)
         self._tick()
         self._next = length + 1
@@ -119,8 +119,8 @@ def _by_tokens(x: Tensor) -> Tensor:
 class LayerRows:
     """Rows are (2, batch, tokens, KV heads, d), keys and values, as stored. Raises ValueError if they do not fit the set's matrices."""
 
-    def __init__(self, rotations: RotationSet, layer: Layer):
-        self.codec, (self.sink, self.recent) = rotations.manifest["codec"], rotations.windows
+    def __init__(self, part: SetPart, layer: Layer):
+        self.codec, (self.sink, self.recent) = part.codec, part.windows
         self.sides = LayerSide("key", layer.layer_id, layer.key), LayerSide("value", layer.layer_id, layer.value)
         self.clear()
 

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from .program import load_library
-from .sets import Side
+from .sets import Int2Codec, Side
 
 MOST_VALUES = 1 << 25  # of keys, and as many of values, that a server can spare memory for once they are unpacked: 128 MiB
-_PARAM_TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _PUBLISHED_CLIP = {"key": 0.96, "value": 0.92}  # what the published serving scripts use, for sets that do not say
 _ALIGNED = 16  # bytes of a token of INT2 rows, which kernels load so many at a time
 _MOST_SHARED = 16384  # query rows; kernels share workspaces up to so many units, each of which has at least one
@@ -27,7 +26,7 @@ _MOST_SHARED = 16384  # query rows; kernels share workspaces up to so many units
 def of_heads(side: Side, first: int, count: int) -> Side:
     """The part of a tensor-parallel rank that holds these KV heads; what all heads share stays whole."""
     own = {name: x[first:first + count] for name, x in vars(side).items()
-           if isinstance(x, Tensor) and name != "eigenvalues" and len(x) > 1}
+           if isinstance(x, Tensor) and len(x) > 1}
     return replace(side, **own)
 
 
@@ -48,13 +47,10 @@ class LayerSide:
         self.rotation = side.rotation.bfloat16().float()
         self.read_rotation = side.read_rotation.bfloat16().float()
         self.mean = None if side.mean is None else side.mean.float()
-        self.clip_ratios = side.head_clip_ratios
+        self.clip_ratios = side.clip_ratios
         if self.clip_ratios is None and self.formats is None:
-            ratio = side.clip_ratio
-            if ratio is None:
-                ratio = _PUBLISHED_CLIP[name]
-                warnings.warn(f"the rotation set does not say its clip ratios for {name}s; {ratio} is used, as in the published scripts",
-                              stacklevel=3)
+            ratio = _PUBLISHED_CLIP[name]
+            warnings.warn(f"the set does not say its clip ratios for {name}s; {ratio} is used, as in the published scripts", stacklevel=3)
             self.clip_ratios = torch.tensor([ratio], dtype=torch.float64)
         self._expanded: dict[tuple[int, int], Tensor] = {}
 
@@ -168,12 +164,12 @@ class Int2Slots(PackedSlots):
     """The rows of a KV head lie behind each other in a page, so that the kernels read whole lines of memory. Keys and values have formats
     of the same size: to the packer they are heads of one kind."""
 
-    def __init__(self, codec: dict[str, Any], key: LayerSide, value: LayerSide, heads: int, dim: int, device: torch.device):
+    def __init__(self, codec: Int2Codec, key: LayerSide, value: LayerSide, heads: int, dim: int, device: torch.device):
         super().__init__(key, value, heads, dim)
-        self._grid, self._type = codec["name"], _PARAM_TYPES[codec.get("scale_dtype", "float32")]
+        self._grid, self._type = codec.grid, getattr(torch, codec.scale_dtype)
         ranks = [rank for side in self.sides for rank in side.clip_ranks(heads, dim)]
         self._ranks = torch.tensor(ranks, dtype=torch.int32, device=device)
-        groups = dim // (codec["group_size"] or dim)
+        groups = dim // (codec.group_size or dim)
         self._sizes = 2 * heads * dim // 4, 2 * heads * groups * 2 * self._type.itemsize  # of a token's codes, and params
         self.bytes = -(-sum(self._sizes) // _ALIGNED) * _ALIGNED
 
@@ -254,15 +250,14 @@ def _workspace_of(kind: str, arguments: tuple[Any, ...], scaling: float, stream:
     return fitting[-1]
 
 
-def why_no_kernels(codec: dict[str, Any], dim: int) -> str | None:
+def why_no_kernels(codec: Int2Codec | None, dim: int) -> str | None:
     """Why kernels on CUDA cannot pack rows of so many channels of a set's codec; None: they can. Loads the operators."""
-    is_coded = codec["name"] == "coded"
-    for is_wrong, text in (
-            (codec["name"] == "lloyd-max", "rows of lloyd-max are packed on the CPU"),
-            (dim not in (64, 128, 256), f"rows of {dim} channels, the kernels take 64, 128 and 256"),
-            (not is_coded and (codec.get("group_size") or dim) not in (dim, 64, 32), f"groups of {codec.get('group_size')} channels")):
-        if is_wrong:
-            return text
+    if dim not in (64, 128, 256):
+        return f"rows of {dim} channels, the kernels take 64, 128 and 256"
+    if codec is not None and codec.grid == "lloyd-max":
+        return "rows of lloyd-max are packed on the CPU"
+    if codec is not None and codec.group_size not in (0, dim, 64, 32):
+        return f"groups of {codec.group_size} channels"
     load_library()
     if not torch._C._dispatch_has_kernel_for_dispatch_key("oscar::int2_decode", "CUDA"):
         return "liboscar_torch.so was built without CUDA"
@@ -274,9 +269,7 @@ def why_no_decode(num_q_heads: int, num_kv_heads: int) -> str | None:
     return f"{num_q_heads} query heads for {num_kv_heads} KV heads" if num_q_heads > 16 * num_kv_heads else None
 
 
-def slots_of(codec: dict[str, Any], key: LayerSide, value: LayerSide, heads: int, dim: int, device: torch.device) -> PackedSlots:
+def slots_of(codec: Int2Codec | None, key: LayerSide, value: LayerSide, heads: int, dim: int, device: torch.device) -> PackedSlots:
     """Of the sides of a layer, placed, for pages on a device. Raises ValueError if its operators cannot read the formats."""
     load_library()
-    if codec["name"] == "coded":
-        return CodedSlots(key, value, heads, dim, device)
-    return Int2Slots(codec, key, value, heads, dim, device)
+    return CodedSlots(key, value, heads, dim, device) if codec is None else Int2Slots(codec, key, value, heads, dim, device)
