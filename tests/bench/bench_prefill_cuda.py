@@ -45,11 +45,9 @@ def side_of(bits):
 
 
 def slots_for(plan):
-    sides, device = [], torch.device("cuda")
-    for name in ("key", "value"):
-        sides.append(packed_layer.LayerSide(name, 0, side_of(dealt(plan[name], KV_HEADS, 0) if plan else None)))
-        sides[-1].place(KV_HEADS, DIM, device, torch.bfloat16)
-    return packed_layer.slots_of(None if plan else oscar_kv.Int2Codec(), *sides, KV_HEADS, DIM, device)
+    sides = [side_of(dealt(plan[name], KV_HEADS, 0) if plan else None) for name in ("key", "value")]
+    codec = None if plan else oscar_kv.Int2Codec()
+    return packed_layer.slots_of(codec, oscar_kv.Layer(0, *sides), KV_HEADS, DIM, torch.device("cuda"), torch.bfloat16)
 
 
 def random_rows(*shape):

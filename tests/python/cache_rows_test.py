@@ -149,8 +149,9 @@ class RowsTest(unittest.TestCase):
 
     def test_refuses_rows_of_another_shape(self):
         for expected, heads, dim, keys in (
-                ("layer 3: key rows of 2 heads of 32 do not fit 2 matrices of 64 x 64", 2, 32, None), ("of 4 heads of 64 do not fit", 4, 64, None),
-                ("layer 3: key clip ratios of 3 heads for 2", 2, 64, side(2, 64, 0, clips=(0.9, 0.9, 0.9)))):
+                ("layer 3: key rows of 32 channels do not fit matrices of 64 x 64", 2, 32, None),
+                ("layer 3: key matrices of 2 KV heads, but 1 ranks have 4 each", 4, 64, None),
+                ("layer 3: key clip ratios of 3 KV heads, but 1 ranks have 2 each", 2, 64, side(2, 64, 0, clips=(0.9, 0.9, 0.9)))):
             with self.assertRaisesRegex(ValueError, expected):
                 rows_of(Int2Codec(), keys=keys).begin(*[random(1, heads, 0, dim)] * 2, torch.device(DEVICE))
 

@@ -91,7 +91,7 @@ class PackageTest(unittest.TestCase):
 
         side = dataclasses.replace(oscar_kv.read_set(SAMPLE, "sglang-v1").to_torch().layers[0].key, clip_ratios=None)
         with self.assertWarnsRegex(UserWarning, "does not say its clip ratios for keys; 0.96 is used"):
-            self.assertEqual(LayerSide("key", 0, side).clip_ranks(1, 128), [122])
+            self.assertEqual(LayerSide("key", 0, side, 1, 128, torch.device("cpu"), torch.float32, 0, 1).clip_ranks(), [122])
 
 
 if __name__ == "__main__":

@@ -131,13 +131,11 @@ class Expected:
     """A request by itself. lost: tokens of a prefix of which there are packed rows only."""
 
     def __init__(self, rotations, rows, first_head=0, lost=range(0)):
-        layer, codec = rotations.layers[3], rotations.codec
-        sides = [packed_layer.LayerSide(name, 3, packed_layer.of_heads(side, first_head, KV_HEADS))
-                 for name, side in (("key", layer.key), ("value", layer.value))]
+        layer, count = rotations.layers[3], len(rows[0])
         self.rows, self.lost, self.sink = rows, lost, rotations.windows[0]
-        for side in sides:
-            side.place(KV_HEADS, DIM, rows[0].device, rows[0].dtype)
-        slots, count = packed_layer.slots_of(codec, *sides, KV_HEADS, DIM, rows[0].device), len(rows[0])
+        slots = packed_layer.slots_of(rotations.codec, layer, KV_HEADS, DIM, rows[0].device, rows[0].dtype, rank=first_head // KV_HEADS,
+                                      ranks=max(len(layer.key.rotation) // KV_HEADS, 1))
+        sides = slots.sides
         cache = torch.zeros(-(-count // BLOCK), 1, BLOCK, slots.bytes, dtype=torch.uint8, device=DEVICE)
         stored = torch.stack([side.stored(x) for side, x in zip(sides, rows[1:])])
         every, decoded = torch.arange(count, dtype=torch.int32, device=DEVICE), torch.empty_like(stored)

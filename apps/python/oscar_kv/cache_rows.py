@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from .packed_layer import LayerSide, slots_of
+from .packed_layer import slots_of
 from .sets import Layer, SetPart
 
 ROOM = 256  # tokens of a page; the history grows by whole pages, and by a quarter
@@ -120,8 +120,7 @@ class LayerRows:
     """Rows are (2, batch, tokens, KV heads, d), keys and values, as stored. Raises ValueError if they do not fit the set's matrices."""
 
     def __init__(self, part: SetPart, layer: Layer):
-        self.codec, (self.sink, self.recent) = part.codec, part.windows
-        self.sides = LayerSide("key", layer.layer_id, layer.key), LayerSide("value", layer.layer_id, layer.value)
+        self.codec, self._layer, (self.sink, self.recent) = part.codec, layer, part.windows
         self.clear()
 
     def clear(self) -> None:
@@ -134,11 +133,10 @@ class LayerRows:
         """Checks the shapes of the first rows (batch, heads, tokens, d), and moves the matrices to where they are. at: where packed rows
         are kept, the device of the rows or the CPU."""
         batch, heads, _, dim = keys.shape
-        for side, states in zip(self.sides, (keys, values)):
-            side.place(heads, states.shape[3], states.device, states.dtype)
         if values.shape[3] != dim:
-            raise ValueError(f"layer {self.sides[0].layer_id}: keys of {dim} and values of {values.shape[3]} channels are not packed together")
-        self._packed = slots_of(self.codec, *self.sides, heads, dim, at)
+            raise ValueError(f"layer {self._layer.layer_id}: keys of {dim} and values of {values.shape[3]} channels are not packed together")
+        self._packed = slots_of(self.codec, self._layer, heads, dim, keys.device, keys.dtype, at)
+        self.sides = self._packed.sides
         slots = -(-(self.sink + self.recent) // RING_PAGE) * RING_PAGE
         self.ring = keys.new_zeros(2, batch, slots, heads, dim, dtype=torch.bfloat16)
         self.history = torch.zeros(batch, 0, ROOM, self._packed.bytes, dtype=torch.uint8, device=at)

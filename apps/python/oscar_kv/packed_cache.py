@@ -101,17 +101,15 @@ class PackedLayer(CacheLayerMixin):
         return getattr(self._config, "_attn_implementation", None) == PACKED_ATTENTION
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        device = key_states.device
-        asks_torch, asks_kernel = (self._options.path == path for path in ("torch", "kernel"))
-        num_q_heads = getattr(self._config, "num_attention_heads", key_states.shape[1])
+        device, asked = key_states.device, self._options.path
         on_cuda = (why_no_kernels(self.rows.codec, key_states.shape[3]) if device.type == "cuda" else
                    f"rows are on {device.type}, the kernels on CUDA")
-        why = ("as asked for" if asks_torch else None if self._in_transformed_coordinates() else f"the model's attention is not {PACKED_ATTENTION}")
-        if why is None and not (asks_kernel and device.type == "cpu"):
-            why = on_cuda
-        if self.rows.recent < 1:
-            why = why or "no recent tokens are kept as they are"
-        why = why or why_no_decode(num_q_heads, key_states.shape[1])
+        why = next(filter(None, (
+            "as asked for" if asked == "torch" else None,
+            None if self._in_transformed_coordinates() else f"the model's attention is not {PACKED_ATTENTION}",
+            None if asked == "kernel" and device.type == "cpu" else on_cuda,
+            None if self.rows.recent > 0 else "no recent tokens are kept as they are",
+            why_no_decode(getattr(self._config, "num_attention_heads", key_states.shape[1]), key_states.shape[1]))), None)
         at = place_of_rows(device, on_cuda)
         try:
             self.rows.begin(key_states, value_states, at)
@@ -120,7 +118,7 @@ class PackedLayer(CacheLayerMixin):
                 raise
             why = why or str(error)
             self.rows.begin(key_states, value_states, place_of_rows(device, str(error)))
-        if why is not None and asks_kernel:
+        if why is not None and asked == "kernel":
             raise ValueError(f"layer {self._layer.layer_id}: the kernels cannot serve this cache: {why}")
         self.by_kernels, self.path = why is None, "kernel" if why is None else f"torch: {why}"
         self.dtype, self.device = key_states.dtype, device

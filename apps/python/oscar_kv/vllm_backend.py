@@ -29,15 +29,16 @@ from vllm.v1.attention.backend import AttentionBackend, AttentionCGSupport, Atte
 from . import packed_layer
 from .chunk_attention import Attention, attend, rehearse
 from .decode_step import DecodeStep, PackedMetadata, Request, SharedStep, StepBuffers, chosen_of, running, uniform_of
-from .packed_layer import MOST_VALUES, LayerSide, PackedSlots, of_heads, why_no_decode, why_no_kernels
+from .packed_layer import MOST_VALUES, PackedSlots, why_no_decode, why_no_kernels
 from .program import manifest_hash, set_path
-from .sets import SetPart, Side
+from .sets import SetPart
 from .vllm_start import LAYER, is_packed, served_set
 from .window_blocks import MOST_NEW, WindowBlocks
 
 ON_CPU = False  # tests: decode steps by the operators on the CPU, too
 _PAGES = (4, 8, 16, 32, 64, 128, 256)  # tokens that the kernels' pages may have
-_log = logging.getLogger("vllm.oscar_kv")  # below vLLM's own, so that it is seen where vLLM's lines are
+# Each line once, below vLLM's own logger, so that it is seen where vLLM's lines are.
+_say = cache(logging.getLogger("vllm.oscar_kv").warning)
 
 
 @cache
@@ -46,33 +47,19 @@ def packed_set() -> SetPart:
     return served_set().to_torch()
 
 
-def _of_rank(side: Side, name: str, number: int, heads: int, rank: int) -> Side:
-    """A layer's side for a rank's KV heads. Raises ValueError if the set is not for all ranks' heads: vLLM gives a head
-    to several ranks if there are more ranks than heads."""
-    ranks = get_tensor_model_parallel_world_size()
-    for what, x in (("matrices", side.rotation), ("means", side.mean), ("clip ratios", side.clip_ratios)):
-        if x is not None and x.shape[0] not in (1, ranks * heads):
-            raise ValueError(f"layer {number}: the set {set_path()} has {name} {what} of {x.shape[0]} KV "
-                             f"heads, but {ranks} ranks have {heads} each; use a set for this model, and no more ranks than "
-                             "KV heads")
-    return of_heads(side, rank * heads, heads)
-
-
 def _slots_of(layer_name: str, shape: tuple[int, int, int], block_size: int, device: torch.device, dtype: torch.dtype,
               rank: int | None = None) -> PackedSlots:
     """How a layer's tokens are packed on a rank, by default this one; shape: its query heads, KV heads and channels. Its path says whether
     kernels serve its decode steps. Raises ValueError if the set does not fit the layer, or cannot be packed on this device."""
-    rank = get_tensor_model_parallel_rank() if rank is None else rank
     part, found = packed_set(), LAYER.search(layer_name)
     if found is None or int(found[1]) not in part.layers:
         raise ValueError(f"the set has no layer for {layer_name}; it has {sorted(part.layers)}")
-    number, (q_heads, heads, dim), sides = int(found[1]), shape, []
+    q_heads, heads, dim = shape
     if device.type == "cuda" and (why := why_no_kernels(part.codec, dim)):
         raise ValueError(f"the set {set_path()} cannot be served: {why}")
-    for name, side in (("key", part.layers[number].key), ("value", part.layers[number].value)):
-        sides.append(LayerSide(name, number, _of_rank(side, name, number, heads, rank)))
-        sides[-1].place(heads, dim, device, dtype)
-    slots, (sink, recent) = packed_layer.slots_of(part.codec, *sides, heads, dim, device), part.windows
+    rank, ranks = get_tensor_model_parallel_rank() if rank is None else rank, get_tensor_model_parallel_world_size()
+    slots = packed_layer.slots_of(part.codec, part.layers[int(found[1])], heads, dim, device, dtype, rank=rank, ranks=ranks)
+    sink, recent = part.windows
     for is_wrong, text in ((device.type != "cuda" and not ON_CPU, f"the cache is on {device.type}, the kernels on CUDA"),
                            (recent < 2, f"a window of {recent} recent tokens"),
                            (block_size not in _PAGES, f"blocks of {block_size} tokens"),
@@ -258,11 +245,6 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
         sinks, recent = (split(of, windows.copies(slots)) for of, _, slots in windows.windows(table, before))
         return [Request(begin, end, seen, packed, torch.cat([first, last])) for (begin, end, seen), packed, first, last
                 in zip(rows, split(history_of, history), sinks, recent)]
-
-
-@cache
-def _say(text: str) -> None:
-    _log.warning("%s", text)
 
 
 def _report(layers: dict[str, Any], windows: WindowBlocks) -> None:
