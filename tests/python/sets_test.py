@@ -192,7 +192,7 @@ class SetsTest(unittest.TestCase):
             manifest = self.manifest()
             manifest["files"] = [each for each in manifest["files"] if each["path"] != path]
             self.write(manifest)
-            self.assert_refused(f"{self.folder}: neither", reader)
+            self.assert_refused(f"{self.folder}: the set has no {path}; fit it with --format pt,h5", reader)
 
     def test_a_file_is_named_once_and_in_the_folder(self):
         for path in ("../rotations.h5", "/etc/passwd", "a//b", "", ".", "manifest.json", "a\nb", "a\\b", "rotations.h5"):
@@ -256,14 +256,14 @@ class SetsTest(unittest.TestCase):
                                    {"layers.0.key.q_rotation": np.zeros((2, 128, 128), np.float32)}),
                                   ("means of another shape", {"layers.0.key.mean": np.zeros((1, 64), np.float32)})):
             with self.subTest(expected):
-                manifest = self.manifest()
-                manifest["files"] = [{"path": "rotations.safetensors"}]
-                save_file(arrays | changed, self.folder / "rotations.safetensors")
-                self.write(manifest)
-                self.assert_refused(expected)
+                path = self.folder.parent / "set.safetensors"
+                save_file(arrays | changed, path, {"manifest": json.dumps(self.manifest())})
+                with self.assertRaises(ValueError) as refused:
+                    oscar_kv.read_set(path, "sglang-v1")
+                self.assertIn(expected, str(refused.exception))
 
     def test_without_h5py_it_says_what_to_do(self):
-        with mock.patch.dict(sys.modules, {"h5py": None}), self.assertRaisesRegex(ImportError, "pip install h5py, or fit with"):
+        with mock.patch.dict(sys.modules, {"h5py": None}), self.assertRaisesRegex(ImportError, "pip install h5py, or convert the set"):
             oscar_kv.read_set(self.folder, "sglang")
 
     def changed(self, tensors=(), manifest=lambda document: None):

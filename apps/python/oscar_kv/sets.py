@@ -23,9 +23,8 @@ from typing import Any
 import numpy as np
 
 _SCHEMA = "oscar.set.v1"
-# The files of each part, of which the first that is listed is read; our readers take the first part that there is.
-_FILES = {"coded": ("coded.safetensors",), "with_means": ("with_means/rotations.safetensors", "with_means/rotations.h5"),
-          "rotations": ("rotations.safetensors", "rotations.h5")}
+# Of each part, the file that is read; our readers take the first part that there is.
+_FILES = {"coded": "coded.safetensors", "with_means": "with_means/rotations.h5", "rotations": "rotations.h5"}
 _GRIDS, _SCALES = ("minmax", "lloyd-max"), ("float32", "float16", "bfloat16")
 _MOST_BYTES_OF_TEXT = 8 << 20  # kMaxDocumentBytes
 _AGAIN = "fetch or fit the set again"
@@ -121,27 +120,25 @@ def _is_plain(path: Any) -> bool:
         all(part not in ("", ".", "..") for part in path.split("/"))
 
 
-def _read_listed(folder: Path, manifest: dict[str, Any], wanted: tuple[str, ...]) -> tuple[Path, bytes]:
-    """The first of `wanted` that the manifest lists, and its content, which has the size and sha256 that are listed."""
+def _read_listed(folder: Path, manifest: dict[str, Any], path: str) -> bytes:
+    """A file that the manifest lists with this size and sha256."""
     said, listed = folder / "manifest.json", manifest.get("files")
     if not isinstance(listed, list):
         raise ValueError(f"{said}: no list of files; {_AGAIN}")
-    names = [each.get("path") if isinstance(each, dict) else None for each in listed]
+    names = [_member(each, "path") for each in listed]
     for name in names:
         if not _is_plain(name) or names.count(name) > 1:
             raise ValueError(f"{said}: lists {name!a}, an unsafe path or one that comes twice; {_AGAIN}")
-    path = next((name for name in wanted if name in names), None)
-    if path is None:
-        raise ValueError(f"{folder}: neither {' nor '.join(wanted)}; fit with --format safetensors")
+    if path not in names:
+        raise ValueError(f"{folder}: the set has no {path}; fit it with --format pt,h5")
     size, sha256 = (listed[names.index(path)].get(name) for name in ("size", "sha256"))
     try:
         data = _read_file(folder / path, size) if type(size) is int and size >= 0 else b""
-        is_listed = len(data) == size and hashlib.sha256(data).hexdigest() == sha256
     except (OSError, ValueError):
-        is_listed = False
-    if not is_listed:
+        data = b""
+    if len(data) != size or hashlib.sha256(data).hexdigest() != sha256:
         raise ValueError(f"{folder / path}: not the file that manifest.json lists; {_AGAIN}")
-    return folder / path, data
+    return data
 
 
 def _of_safetensors(data: bytes, where: Path) -> tuple[dict[str, np.ndarray], bytes | None]:
@@ -198,7 +195,7 @@ def _of_h5(data: bytes, where: Path) -> tuple[dict[str, np.ndarray], bytes | Non
     try:
         import h5py  # noqa: F401
     except ImportError as error:
-        raise ImportError(f"{where}: h5py reads HDF5; pip install h5py, or fit with --format safetensors,h5") from error
+        raise ImportError(f"{where}: h5py reads HDF5; pip install h5py, or convert the set to one .safetensors file") from error
     refused = f"{where}: not an HDF5 file that can be read"
     path = [str(Path(__file__).resolve().parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     try:
@@ -407,8 +404,8 @@ def read_set(path: str | os.PathLike[str], reader: str = "transformers", allow_r
     _check_verdict(manifest, name, reader, allow_rejected, path)
     codec, described = _codec_and_layers(manifest["parts"][name], name == "coded", f"{place}, part {name}")
     if path.is_dir():
-        place, data = _read_listed(path, manifest, _FILES[name])
-        arrays, _ = _arrays_of(data, place)
+        place = path / _FILES[name]
+        arrays, _ = _arrays_of(_read_listed(path, manifest, _FILES[name]), place)
     layers = {each["layer_id"]: Layer(each["layer_id"], *(_side(arrays, each, side, codec, str(place)) for side in ("key", "value")))
               for each in described}
     if arrays:
