@@ -2,7 +2,9 @@
 """Starts of vLLM that must end, against fakes of its platform, configuration and registry: vllm_start_test.py [StartTest.test_…].
 vllm_server_test.py does it with a real one."""
 import enum
+import json
 import os
+import shutil
 import sys
 import tempfile
 import types
@@ -147,6 +149,19 @@ class StartTest(unittest.TestCase):
             with self.subTest(expected):
                 self.assertIn(expected, self.configure(**changes))
         self.assertEqual(self.configure(backend=None, speculative=types.SimpleNamespace(method="ngram")), "served")
+
+    def test_a_rejected_set_ends_the_start(self):
+        folder = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="oscar-start-"))) / "set"
+        shutil.copytree(SET, folder)
+        manifest = json.loads((folder / "manifest.json").read_text())
+        manifest["verification"] = {"verdict": "rejected", "readers": {"vllm": {"part": manifest["readers"]["vllm"], "verdict": "rejected"}}}
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+        os.environ["OSCAR_KV_SET"] = str(folder)
+        self.assertIn("cannot be served: ", self.configure())
+        self.assertIn("oscar verify rejected the part", self.configure())
+        os.environ["OSCAR_KV_ALLOW_REJECTED"] = "1"
+        with self.assertLogs("oscar_kv", "WARNING"):
+            self.assertEqual(self.configure(), "served")
 
     def made(self, **backends):
         """What a process of a server does once its layers are made: {name: path of the class of its backend}."""
