@@ -7,17 +7,15 @@ import dataclasses
 import itertools
 import os
 import sys
-import types
 import unittest
 from pathlib import Path
-from unittest import mock
 
 try:
     import numpy as np
     import oscar_kv
     import torch
     import transformers
-    from oscar_kv import Int2Codec, cache_rows, packed_cache, packed_layer
+    from oscar_kv import Int2Codec, packed_cache, packed_layer
     from oscar_kv.cache_rows import DecodeClock, LayerRows
 except ImportError as missing:
     print(f"skipped: {missing}; run scripts/setup.sh --tests")
@@ -68,7 +66,8 @@ def attended(calls, codec, dim=64, mask=None, by_kernel=True, **options):
             by_kernels, in_torch, native = step, lambda q, part, scaling: step(q, everything if part is None else part, scaling), None
         else:
             rows.append(ks, vs)
-            by_kernels, in_torch, native = rows.attention_of(by_kernel), rows.attention_of(False), rows.read()
+            by_kernels = in_torch = rows.attention()
+            native = rows.read()
             rows.evict()
         part = None if mask is None else mask[:, :, first:first + qs.shape[2], :rows.length]
         outs[0].append(by_kernels(qs, part, 0.2))
@@ -141,11 +140,6 @@ class RowsTest(unittest.TestCase):
             self.assertLess(distance(by_kernels, in_torch), 5e-3)
             self.assertLess(distance(by_kernels[0], alone[0]), 0.01)
             self.assertGreater(float((by_kernels[1, :, 6:] - alone[1, :, 6:]).norm()), 1)
-
-    def test_many_sequences_are_cut_into_launches(self):
-        with mock.patch.object(cache_rows, "_SEQUENCES", 14):
-            by_kernels, in_torch, _ = attended(30, Int2Codec())
-        self.assertLess(distance(by_kernels, in_torch), 5e-3)
 
     def test_refuses_rows_of_another_shape(self):
         for expected, heads, dim, keys in (
@@ -249,6 +243,8 @@ class RowsTest(unittest.TestCase):
                 self.assertEqual(graphed.get_seq_length(), 600)
                 after = [log_probabilities(model, ids[:, :7], cache, 7) for cache in (graphed, plain)]
                 self.assertLess(distance(*after), 1e-4, (name, max_length))
+                found = torch.cat([step(ids[:, i:i + 1]).clone() for i in range(7, 12)], 1).float().log_softmax(-1)
+                self.assertLess(distance(found, log_probabilities(model, ids[:, 7:12], plain, 1)), 1e-4, (name, max_length))
 
     def test_a_graph_says_why_it_cannot_be(self):
         model = self.model()
@@ -262,21 +258,6 @@ class RowsTest(unittest.TestCase):
         model.set_attn_implementation("sdpa")
         with self.assertRaisesRegex(ValueError, "DecodeGraph needs model.set_attn_implementation..oscar_packed"):
             oscar_kv.DecodeGraph(model, cache)
-
-    def test_indices_are_kept_for_each_stream_but_not_for_graphs(self):
-        get = cache_rows._kept(4)(lambda count, device: torch.arange(count))
-        state, device = {"stream": 1, "capturing": False}, torch.device("cuda")
-        with mock.patch.multiple(torch.cuda, is_current_stream_capturing=lambda: state["capturing"],
-                                 current_stream=lambda _: types.SimpleNamespace(cuda_stream=state["stream"])):
-            first = get(3, device)
-            self.assertIs(get(3, device), first)
-            state["capturing"] = True
-            captured = get(3, device)
-            state["capturing"] = False
-            self.assertIs(get(3, device), first)
-            state["stream"] = 2
-            other = get(3, device)
-        self.assertEqual(len({id(x) for x in (first, captured, other)}), 3)
 
     def test_says_why_it_takes_torch(self):
         for expected, found in (("groups of 16 channels", packed_layer.why_no_kernels(Int2Codec(group_size=16), 64)),

@@ -9,9 +9,9 @@ the last `recent` tokens) and packed between them, rounded as `oscar verify` rou
   call's tokens see the cache as its first token does: with one token a call, as in decoding, token i sees token j exactly
   if j < sink or j > i - recent, as `verify` counts; a prompt given at once sees itself exactly, as in a server's prefill.
 - model.set_attn_implementation(oscar_kv.PACKED_ATTENTION) stays in transformed coordinates and gives each token its own
-  windows, however many come at once: on CUDA by the kernels of liboscar_torch.so where they know the set's codec and
-  shapes, else in torch over unpacked rows (cache_rows.py); PackedCache.path says which, and why. Calls that transformers gives
-  a mask, which are padded ones and those of several tokens after others, are read in torch in either case.
+  windows, however many come at once: calls of one token on CUDA by the kernels of liboscar_torch.so where they know the set's
+  codec and shapes, else in torch over unpacked rows (cache_rows.py); PackedCache.path says which, and why. Padded calls, and those of
+  several tokens, are read in torch in either case.
 Rows that the kernels do not take are packed on the CPU. Padding counts as tokens. Non-goals: taking back tokens (crop), models whose
 attention has sinks or soft caps in the second way.
 """
@@ -147,7 +147,7 @@ class PackedLayer(CacheLayerMixin):
         if is_prompt and self._options.exact_prompt:
             pass  # as it is: nothing was read from the cache
         elif self._in_transformed_coordinates():
-            key_states.oscar_seen = rows.attention_of(self.by_kernels)
+            key_states.oscar_seen = rows.attention()
             _call.noted = True
         else:
             key_states, value_states = (x.to(key_states.dtype) for x in rows.read())
@@ -249,6 +249,10 @@ class PackedCache(Cache):
         for clock in self._options.clocks.values():
             clock.follow()
 
+    def is_followed(self) -> bool:
+        """Whether the next step's place is where the last one left it, with no call of several tokens between them."""
+        return all(clock.next == self.get_seq_length() for clock in self._options.clocks.values())
+
     def nbytes(self) -> int:
         """Bytes of all layers' rows, those that stay as they are included."""
         total = 0
@@ -271,7 +275,7 @@ class DecodeGraph:
             token = step(token).argmax(-1)
 
     The cache is as it would be after the same calls of the model, and can be used by both in turn. Where its tensors were made anew (it
-    grew, sequences were reordered), a call is made by Python, and the one after it is captured again. Non-goals: padding, models that
+    grew, sequences were reordered), or several tokens came at once, a call is made by Python, and the one after it is captured again. Non-goals: padding, models that
     decide by values on the device, layers whose own caches change shape (sliding windows).
 
     Raises ValueError if the model does not attend by PACKED_ATTENTION, or a layer of the cache is not served by the kernels."""
@@ -298,7 +302,7 @@ class DecodeGraph:
                 raise ValueError("the cache was reset; give it a prompt first, by a call of the model")
             layer.rows.reserve(1)
         places = [tokens.shape[0], *(x.data_ptr() for layer in self._cache.layers for x in layer.rows.held())]
-        if places != self._places:
+        if places != self._places or not self._cache.is_followed():
             self._places, self._graph = places, None
             return self._by_python(tokens)
         if self._graph is None:
