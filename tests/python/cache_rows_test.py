@@ -8,7 +8,6 @@ import itertools
 import os
 import sys
 import unittest
-from pathlib import Path
 
 try:
     import numpy as np
@@ -17,13 +16,12 @@ try:
     import transformers
     from oscar_kv import Int2Codec, packed_cache, packed_layer
     from oscar_kv.cache_rows import DecodeClock, LayerRows
+    from sample_sets import GOLDEN, MODEL, sample_set
 except ImportError as missing:
     print(f"skipped: {missing}; run scripts/setup.sh --tests")
     sys.exit(77)
 
 DEVICE = os.environ.get("OSCAR_TEST_DEVICE", "cpu")
-PROJECT = Path(os.environ["OSCAR_PROJECT"])
-SAMPLE, GOLDEN, ZOO = (PROJECT / x for x in ("tests/data/qwen3-2m", "tests/data/golden/qwen3-2m", "zoo/sample/qwen3-2m"))
 torch.set_num_threads(1)
 SINK, RECENT = 4, 8
 
@@ -150,17 +148,17 @@ class RowsTest(unittest.TestCase):
                 rows_of(Int2Codec(), keys=keys).begin(*[random(1, heads, 0, dim)] * 2, torch.device(DEVICE))
 
     def model(self):
-        model = transformers.AutoModelForCausalLM.from_pretrained(SAMPLE, dtype=torch.float32).eval().to(DEVICE)
+        model = transformers.AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval().to(DEVICE)
         model.set_attn_implementation(oscar_kv.PACKED_ATTENTION)
         return model
 
-    def cache(self, model, name="latest", **options):
-        return oscar_kv.PackedCache(dataclasses.replace(oscar_kv.read_set(ZOO / name), windows=(16, 64)), model.config, **options)
+    def cache(self, model, name="oscar", **options):
+        return oscar_kv.PackedCache(dataclasses.replace(oscar_kv.read_set(sample_set(name)), windows=(16, 64)), model.config, **options)
 
     def test_a_model_says_the_same_by_kernel_and_torch(self):
         model = self.model()
         ids = torch.from_numpy(np.load(GOLDEN / "tokens_eval.npy")[:2, :160]).long().to(DEVICE)
-        for name, calls in (("latest", 160), ("latest", 1), ("coded", 160), ("coded", 1)):
+        for name, calls in (("oscar", 160), ("oscar", 1), ("coded", 160), ("coded", 1)):
             kernel, plain = (self.cache(model, name, path=path) for path in ("kernel", "torch"))
             tokens = ids if calls > 1 else ids[:1, :100]
             found, expected = (log_probabilities(model, tokens, cache, calls) for cache in (kernel, plain))
@@ -213,7 +211,7 @@ class RowsTest(unittest.TestCase):
         """Steps, a prompt in parts and steps again say what a cache of torch says; no tensor moves where there is room."""
         model = self.model()
         ids = torch.from_numpy(np.load(GOLDEN / "tokens_eval.npy")[:2, :400]).long().to(DEVICE)
-        for name in ("latest", "coded"):
+        for name in ("oscar", "coded"):
             roomy, plain = self.cache(model, name, path="kernel", max_length=400), self.cache(model, name, path="torch")
             parts, places = [], set()
             for cache in (roomy, plain):
@@ -232,7 +230,7 @@ class RowsTest(unittest.TestCase):
         def test_a_graph_says_what_calls_of_the_model_say(self):
             model = self.model()
             ids = torch.from_numpy(np.load(GOLDEN / "tokens_eval.npy")[:2, :600]).long().to(DEVICE)
-            for name, max_length in itertools.product(("latest", "coded"), (700, 0)):  # without room the cache grows by 256 tokens
+            for name, max_length in itertools.product(("oscar", "coded"), (700, 0)):  # without room the cache grows by 256 tokens
                 graphed, plain = (self.cache(model, name, path="kernel", max_length=max_length) for _ in range(2))
                 for cache in (graphed, plain):
                     log_probabilities(model, ids[:, :40], cache, 40)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """oscar_kv.PackedCache in models of transformers, against `oscar verify --model`: cache_test.py [CacheTest.test_…]"""
 import dataclasses
-import os
 import sys
 import tempfile
 import unittest
@@ -12,13 +11,11 @@ try:
     import oscar_kv
     import torch
     import transformers
+    from sample_sets import GOLDEN, MODEL, PROJECT, sample_set
 except ImportError as missing:
     print(f"skipped: {missing}; run scripts/setup.sh --tests")
     sys.exit(77)
 
-PROJECT = Path(os.environ["OSCAR_PROJECT"])
-DATA = Path(os.environ.get("OSCAR_TEST_DATA", PROJECT / "tests/data"))
-SAMPLE, GOLDEN = DATA / "qwen3-2m", DATA / "golden/qwen3-2m"
 sys.path.insert(0, str(PROJECT / "tests/unit/model/parity"))
 import parity  # noqa: E402
 sys.path.insert(0, str(PROJECT / "tests/support"))
@@ -57,13 +54,13 @@ class CacheTest(unittest.TestCase):
         self.folder = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="oscar-cache-")))
 
     def sample(self):
-        return transformers.AutoModelForCausalLM.from_pretrained(SAMPLE, dtype=torch.float32).eval()
+        return transformers.AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
 
     def assert_kld_of_verify(self, folder, tokens=512, sequences=2, calls=None, path="auto"):
         """The KLD of the set by PackedCache is what the program finds, within BOUND."""
         ids = np.load(GOLDEN / "tokens_eval.npy")[:sequences, :tokens]
         np.save(self.folder / "tokens.npy", ids)
-        report = oscar_kv.verify(folder, model=SAMPLE, tokens=self.folder / "tokens.npy", compare="none", record=False,
+        report = oscar_kv.verify(folder, model=MODEL, tokens=self.folder / "tokens.npy", compare="none", record=False,
                                  default_limits=False, sink=SINK, recent=RECENT)
         expected, = (method["model"]["kld_mean"] for method in report["methods"] if method["kind"] == "this")
         part = dataclasses.replace(oscar_kv.read_set(folder), windows=(SINK, RECENT))
@@ -79,14 +76,14 @@ class CacheTest(unittest.TestCase):
 
     def fitted(self, **options):
         np.save(self.folder / "calibration.npy", np.load(GOLDEN / "tokens_calib.npy")[:2, :1024])
-        oscar_kv.fit(self.folder / "set", model=SAMPLE, tokens=self.folder / "calibration.npy", target="any", **options)
+        oscar_kv.fit(self.folder / "set", model=MODEL, tokens=self.folder / "calibration.npy", **options)
         return self.folder / "set"
 
     def test_kld_of_oscar(self):
-        self.assert_kld_of_verify(PROJECT / "zoo/sample/qwen3-2m/latest")
+        self.assert_kld_of_verify(sample_set("oscar"))
 
     def test_kld_of_oscar_by_what_the_kernels_compute(self):
-        self.assert_kld_of_verify(PROJECT / "zoo/sample/qwen3-2m/latest", 320, sequences=1, calls=1, path="kernel")
+        self.assert_kld_of_verify(sample_set("oscar"), 320, sequences=1, calls=1, path="kernel")
 
     def test_kld_of_a_centred_stretch_with_half_scales(self):
         self.assert_kld_of_verify(self.fitted(recipe="stretch", codec="minmax", key_objective="fisher", center=True, scale_dtype="float16"))
@@ -95,15 +92,15 @@ class CacheTest(unittest.TestCase):
         self.assert_kld_of_verify(self.fitted(recipe="oscar", codec="lloyd-max"))
 
     def test_kld_of_the_coded_cache(self):
-        self.assert_kld_of_verify(PROJECT / "zoo/sample/qwen3-2m/coded")
+        self.assert_kld_of_verify(sample_set("coded"))
 
     def test_kld_with_any_attention_a_token_at_a_time(self):
-        self.assert_kld_of_verify(PROJECT / "zoo/sample/qwen3-2m/latest", 320, 4, calls=1)
+        self.assert_kld_of_verify(sample_set("oscar"), 320, 4, calls=1)
 
     def test_bytes(self):
         """Rows of 128 channels in 32 bytes and two float32 parameters, instead of 256 bytes."""
         model = self.sample()
-        cache = oscar_kv.PackedCache(oscar_kv.read_set(PROJECT / "zoo/sample/qwen3-2m/latest"), model.config)
+        cache = oscar_kv.PackedCache(sample_set("oscar"), model.config)
         ids = torch.from_numpy(np.load(GOLDEN / "tokens_eval.npy")[:1, :2048]).long()
         self.assertEqual(cache.nbytes(), 0)
         logits(model, ids, cache)

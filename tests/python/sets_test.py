@@ -19,13 +19,12 @@ try:
     from safetensors.numpy import load_file, save_file
     import transformers
     from oscar_kv import sets
+    from sample_sets import MODEL, sample_set
 except ImportError as missing:
     print(f"skipped: {missing}; run scripts/setup.sh --tests")
     sys.exit(77)
 
-PROJECT = Path(os.environ["OSCAR_PROJECT"])
-SAMPLE, MODEL = PROJECT / "zoo/sample/qwen3-2m/latest", PROJECT / "tests/data/qwen3-2m"
-# A reader of each part of the sample set, and its file.
+# A reader of each part, and the part's file.
 PARTS = {"coded": ("vllm", "coded.safetensors"), "with_means": ("sglang", "with_means/rotations.h5"), "rotations": ("sglang-v1", "rotations.h5")}
 
 
@@ -36,7 +35,7 @@ class SetsTest(unittest.TestCase):
 
     def again(self):
         shutil.rmtree(self.folder, ignore_errors=True)
-        shutil.copytree(SAMPLE, self.folder)
+        shutil.copytree(sample_set(), self.folder)
 
     def manifest(self):
         return json.loads((self.folder / "manifest.json").read_text())
@@ -277,14 +276,14 @@ class SetsTest(unittest.TestCase):
         self.write(document)
 
     def test_a_coded_part_is_read(self):
-        part = oscar_kv.read_set(SAMPLE)
+        part = oscar_kv.read_set(sample_set())
         for layer in part.layers.values():
             for side in (layer.key, layer.value):
                 np.testing.assert_allclose(side.rotation[0].astype(np.float64) @ side.read_rotation[0].T, np.eye(128), atol=1e-4)
         self.assertEqual(str(part.to_torch().layers[0].key.levels.dtype), "torch.int32")
 
     def test_what_a_coded_part_may_not_say(self):
-        key = load_file(SAMPLE / "coded.safetensors")
+        key = load_file(sample_set() / "coded.safetensors")
         name = "layers.1.key."
         levels, same = key[name + "levels"], lambda part: None  # noqa: E731
 

@@ -60,16 +60,12 @@ def _slots_of(layer_name: str, shape: tuple[int, int, int], block_size: int, dev
     rank, ranks = get_tensor_model_parallel_rank() if rank is None else rank, get_tensor_model_parallel_world_size()
     slots = packed_layer.slots_of(part.codec, part.layers[int(found[1])], heads, dim, device, dtype, rank=rank, ranks=ranks)
     sink, recent = part.windows
-    for is_wrong, text in ((device.type != "cuda" and not ON_CPU, f"the cache is on {device.type}, the kernels on CUDA"),
-                           (recent < 2, f"a window of {recent} recent tokens"),
-                           (block_size not in _PAGES, f"blocks of {block_size} tokens"),
-                           (sink % block_size, f"a sink of {sink} tokens in blocks of {block_size}")):
-        if is_wrong:
-            slots.path = f"torch: {text}"
-            break
-    else:
-        why = why_no_decode(q_heads, heads)
-        slots.path = "kernels" if why is None else f"torch: {why}"
+    why = next((text for is_wrong, text in (
+        (device.type != "cuda" and not ON_CPU, f"the cache is on {device.type}, the kernels on CUDA"),
+        (recent < 2, f"a window of {recent} recent tokens"),
+        (block_size not in _PAGES, f"blocks of {block_size} tokens"),
+        (sink % block_size, f"a sink of {sink} tokens in blocks of {block_size}")) if is_wrong), why_no_decode(q_heads, heads))
+    slots.path = "kernels" if why is None else f"torch: {why}"
     _ = slots.rotations  # before graphs are captured
     return slots
 
