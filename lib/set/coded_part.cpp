@@ -6,32 +6,15 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/atomic_file.hpp"
 #include "base/errors.hpp"
-#include "base/files.hpp"
-#include "base/version.hpp"
 #include "kernels/reference/coded_row.hpp"
-#include "set/manifest.hpp"
-#include "set/one_truth.hpp"
 #include "tensor/safetensors.hpp"
 
 namespace oscar {
 namespace {
 
-/// What people want to see of a side without opening the matrices.
-Json describe(const CodedSide& side) {
-  Json bytes = Json::array(), widest = Json::array();
-  for (const CodedFormat& format : side.formats) {
-    bytes.push_back(reference::coded_row_bytes(format));
-    widest.push_back(format.levels.front());
-  }
-  return {{"bits", bits_of(side)},
-          {"row_bytes", std::move(bytes)},
-          {"most_levels", std::move(widest)},
-          {"damage", side.damage}};
-}
-
-constexpr const char* kTensors = "coded.safetensors";
+/// Six of each side, and the mean of keys.
+constexpr std::size_t kTensorsOfLayer = 13;
 
 using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
 
@@ -136,46 +119,6 @@ class SideReader {
 
 std::string prefix_of(int layer_id, const char* side) { return fmt::format("layers.{}.{}.", layer_id, side); }
 
-Json coded_manifest(const CodedPart& set, Json files) {
-  Json layers = Json::array();
-  for (const CodedLayer& layer : set.layers) {
-    layers.push_back({{"layer_id", layer.layer_id},
-                      {"head_dim", layer.key.transform.rotation.dim},
-                      {"value_dim", layer.value.transform.rotation.dim},
-                      {"key", describe(layer.key)},
-                      {"value", describe(layer.value)}});
-  }
-  return {{"schema", kCodedSchema},
-          {"oscar_version", kVersion},
-          {"model", to_json(set.model)},
-          {"calibration", to_json(set.calibration)},
-          {"recipe", set.recipe},
-          {"windows", {{"sink", set.windows.sink}, {"recent", set.windows.recent}}},
-          {"codec", {{"name", "coded"}, {"bits", set.bits}, {"bits_taken", bits_of(set)}, {"scope", set.scope}}},
-          {"layers", std::move(layers)},
-          {"files", std::move(files)},
-          {"verification", set.verification}};
-}
-
-/// Without what coded.safetensors holds: layers have their ids.
-CodedPart coded_set_from_manifest(const Json& manifest, const std::string& where) {
-  validate_json(manifest, kCodedSchema, where);
-  CodedPart set;
-  set.model = model_identity_from_json(manifest["model"]);
-  set.calibration = calibration_data_from_json(manifest["calibration"]);
-  set.windows = {manifest["windows"]["sink"], manifest["windows"]["recent"]};
-  set.bits = manifest["codec"]["bits"];
-  set.scope = manifest["codec"]["scope"];
-  set.recipe = manifest["recipe"];
-  set.verification = manifest.value("verification", Json());
-  for (const Json& layer : manifest["layers"]) {
-    CodedLayer& added = set.layers.emplace_back();
-    added.layer_id = layer["layer_id"];
-    added.key.damage = layer["key"]["damage"], added.value.damage = layer["value"]["damage"];
-  }
-  return set;
-}
-
 }  // namespace
 
 double bits_of(const CodedSide& side) {
@@ -184,9 +127,9 @@ double bits_of(const CodedSide& side) {
   return 8 * bytes / static_cast<double>(side.lambda.size());
 }
 
-double bits_of(const CodedPart& set) {
+double bits_of(const CodedPart& part) {
   double bits = 0, channels = 0;
-  for (const CodedLayer& layer : set.layers) {
+  for (const CodedLayer& layer : part.layers) {
     for (const CodedSide* side : {&layer.key, &layer.value}) {
       const auto width = static_cast<double>(side->lambda.size());
       bits += width * bits_of(*side);
@@ -196,49 +139,29 @@ double bits_of(const CodedPart& set) {
   return channels > 0 ? bits / channels : 0;
 }
 
-bool is_coded_set(const std::filesystem::path& folder) {
-  const std::filesystem::path manifest = folder / "manifest.json";
-  if (!std::filesystem::is_regular_file(manifest)) return false;
-  const Json json = read_json(manifest);
-  return json.is_object() && json.contains("schema") && json["schema"] == kCodedSchema;
-}
-
-void write_coded_set(const std::filesystem::path& folder, const CodedPart& set, bool replace) {
-  AtomicFolder out(folder, replaceable_set(replace));
+void write_coded_file(const std::filesystem::path& path, const CodedPart& part) {
   NamedTensors tensors;
-  for (const CodedLayer& layer : set.layers) {
+  for (const CodedLayer& layer : part.layers) {
     add_side(prefix_of(layer.layer_id, "key"), layer.key, true, tensors);
     add_side(prefix_of(layer.layer_id, "value"), layer.value, false, tensors);
   }
-  write_safetensors(out.path() / kTensors, tensors, {{"schema", kCodedSchema}});
-  const Json manifest = coded_manifest(set, list_with_hashes(out.path(), list_files(out.path())));
-  validate_json(manifest, kCodedSchema, folder.string());
-  write_json(out.path() / "manifest.json", manifest);
-  out.commit();
+  write_safetensors(path, tensors, {{"schema", "oscar.set.v1"}});
 }
 
-CodedPart read_coded_set(const std::filesystem::path& folder) {
-  const std::string where = (folder / "manifest.json").string();
-  const Json manifest = read_json(where);
-  CodedPart set = coded_set_from_manifest(manifest, where);
-  check_listed_files(folder, manifest);
-  const std::string path = (folder / kTensors).string();
+void fill_from_coded_file(const std::filesystem::path& path, CodedPart& part) {
+  const std::string where = path.string();
   const SafetensorsFile file(path);
-  for (CodedLayer& layer : set.layers) {
+  for (CodedLayer& layer : part.layers) {
     const auto read = [&](const char* name, CodedSide& side, bool has_mean) {
       const double damage = side.damage;
-      side = SideReader(file, prefix_of(layer.layer_id, name), path).read(has_mean);
+      side = SideReader(file, prefix_of(layer.layer_id, name), where).read(has_mean);
       side.damage = damage;
     };
     read("key", layer.key, true);
     read("value", layer.value, false);
   }
-  return set;
-}
-
-void require_sound_set_of_any_kind(const std::filesystem::path& folder) {
-  if (!is_coded_set(folder)) return require_sound_set(folder);
-  (void)read_coded_set(folder);
+  if (file.tensors().size() == part.layers.size() * kTensorsOfLayer) return;
+  throw DataError("the file has tensors beside those of the layers in the manifest", where, "fit the set again");
 }
 
 }  // namespace oscar

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// A set of the coded cache: per layer and side the basis in which rows are stored, and per KV head the format of a
-// packed row (kernels/reference/coded_row.hpp). It lies in a folder: manifest.json (oscar.rotation_set.v2), and
-// coded.safetensors with, for layer N and side key or value,
+// The coded cache: per layer and side the basis in which rows are stored, and per KV head the format of a packed row
+// (kernels/reference/coded_row.hpp). Of a set (set/set.hpp) it is the file coded.safetensors, which has for layer N and
+// side key or value
 //   layers.N.SIDE.write   (Hkv, d, d) float32: y = (x - mean) write
 //   layers.N.SIDE.read    (Hkv, d, d) float32: q read, or o = o' read^T
 //   layers.N.key.mean     (Hkv, d) float32; zeros: keys are not centred
@@ -10,7 +10,6 @@
 #pragma once
 
 #include <filesystem>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -49,29 +48,18 @@ struct CodedPart {
   /// The options and what was measured. Verify reads one of them: "context" tells that texts were spread over
   /// positions.
   Json recipe = Json::object();
-  /// The summary of verify; null until verified.
-  Json verification;
 };
 
 /// Bits of one stored value of one side, scale bytes counted: the mean over its heads.
 [[nodiscard]] double bits_of(const CodedSide& side);
 /// The mean over layers and sides, weighed by their channels.
-[[nodiscard]] double bits_of(const CodedPart& set);
+[[nodiscard]] double bits_of(const CodedPart& part);
 
-inline constexpr const char* kCodedSchema = "oscar.rotation_set.v2";
+inline constexpr const char* kCodedFile = "coded.safetensors";
 
-/// Whether a folder holds a coded set: it has a manifest that says so.
-[[nodiscard]] bool is_coded_set(const std::filesystem::path& folder);
-
-/// Writes the folder whole or not at all. replace: a folder that holds a set of ours and nothing else may be there.
-void write_coded_set(const std::filesystem::path& folder, const CodedPart& set, bool replace);
-
-/// Reads a coded set. Throws DataError: not a coded set, a manifest that does not fit its schema, files of other bytes
-/// than the manifest lists, tensors that are missing, of another shape or not finite, or formats that cannot be packed.
-[[nodiscard]] CodedPart read_coded_set(const std::filesystem::path& folder);
-
-/// Throws DataError unless the folder holds a set of either kind, of rotations or of the coded cache, whose files are
-/// whole and say one thing.
-void require_sound_set_of_any_kind(const std::filesystem::path& folder);
+void write_coded_file(const std::filesystem::path& path, const CodedPart& part);
+/// Fills the layers that `part` lists by their ids. Throws DataError for tensors that are missing, too many, of another
+/// shape or not finite, and for formats that cannot be packed.
+void fill_from_coded_file(const std::filesystem::path& path, CodedPart& part);
 
 }  // namespace oscar

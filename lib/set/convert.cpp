@@ -3,13 +3,16 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <set>
 
 #include "base/atomic_file.hpp"
 #include "base/errors.hpp"
 #include "base/files.hpp"
+#include "base/text.hpp"
 #include "set/manifest.hpp"
 #include "set/set_file.hpp"
+#include "set/set_folder.hpp"
 
 namespace oscar {
 namespace {
@@ -25,7 +28,7 @@ constexpr std::array<FormatName, 6> kFormats{{{SetFormat::kSet, "set", ""},
                                               {SetFormat::kGguf, "gguf", ".gguf"},
                                               {SetFormat::kMla, "mla", ""}}};
 
-constexpr char kKnown[] = "name a rotation set, a folder of .pt files, or a .h5, .safetensors or .gguf file";
+constexpr char kKnown[] = "name a set, a folder of .pt files, or a .h5, .safetensors or .gguf file";
 
 std::string first_bytes(const fs::path& path) {
   std::string head(std::min<std::uint64_t>(regular_file_size(path), 9), '\0');
@@ -63,7 +66,7 @@ SetFormat recognise_set(const fs::path& path) {
   return fs::is_directory(path) ? recognise_folder(path) : recognise_file(path);
 }
 
-RotationPart read_as(SetFormat format, const fs::path& path) {
+Set read_as(SetFormat format, const fs::path& path) {
   switch (format) {
     case SetFormat::kH5:
       return read_set_file(path, SetFileKind::kH5);
@@ -72,9 +75,9 @@ RotationPart read_as(SetFormat format, const fs::path& path) {
     case SetFormat::kGguf:
       return read_rotation_gguf(path);
     case SetFormat::kMla:
-      return read_rotation_mla(path);
+      return set_of(read_rotation_mla(path));
     default:
-      return read_rotation_set(path);
+      return read_set(path);
   }
 }
 
@@ -114,49 +117,66 @@ void require_set_file(const fs::path& file) {
   } catch (const Error&) {  // whatever it is, we did not write it
   }
   if (ours) return;
-  throw UsageError("refusing to replace a file that is not a rotation set of oscar", file.string(),
+  throw UsageError("refusing to replace a file that is not a set of oscar", file.string(),
                    "choose another OUT, or remove the file yourself");
 }
 
-void write_folder(const fs::path& out, const RotationPart& set, SetFormat to, const ConvertOptions& options) {
+/// The set with those of its parts only that the new shape gets.
+Set taken(Set set, SetFormat to, std::string part, std::vector<std::string>& lost) {
+  const std::vector<std::string> names = part_names(set);
+  if (part.empty() && to == SetFormat::kSet) return set;
+  if (part.empty()) part = set.rotations.contains(kRotationsName) ? kRotationsName : names.back();
+  if (std::ranges::find(names, part) == names.end()) throw unknown_choice(part, "--part", names);
+  if (part == kCodedName && to != SetFormat::kSet) {
+    throw DataError("the coded cache has no rotations, and a set's folder is its only shape", part,
+                    "convert to a set, or take another part by --part");
+  }
+  if (part != kCodedName) set.coded.reset();
+  std::erase_if(set.rotations, [&](const auto& each) { return each.first != part; });
+  if (names.size() > 1 && !set.verification.is_null()) {
+    lost.emplace_back("verification, which was of all parts");
+    set.verification = nullptr;
+  }
+  return set;
+}
+
+void write_folder(const fs::path& out, const Set& set, SetFormat to, const ConvertOptions& options) {
+  const RotationPart& part = set.rotations.begin()->second;
   AtomicFolder folder(out, options.replace ? RequireOurs(require_bare_files) : nullptr);
-  if (to == SetFormat::kPt) write_rotation_pt_files(folder.path(), set, options.pt_version);
-  if (to == SetFormat::kMla) write_rotation_mla(folder.path(), set);
+  if (to == SetFormat::kPt) write_rotation_pt_files(folder.path(), part, options.pt_version);
+  if (to == SetFormat::kMla) write_rotation_mla(folder.path(), part);
   folder.commit();
 }
 
-void write_single(const fs::path& out, const RotationPart& set, SetFormat to, const ConvertOptions& options) {
+void write_single(const fs::path& out, const Set& set, SetFormat to, const ConvertOptions& options) {
   if (fs::exists(out) && !options.replace) {
     throw UsageError("the output exists already", out.string(), "choose another OUT, or pass --force to replace it");
   }
   if (fs::is_directory(out)) throw UsageError("the output is a folder", out.string(), "choose another OUT");
   if (fs::is_regular_file(out)) require_set_file(out);
-  switch (to) {
-    case SetFormat::kH5:
-      return write_set_file(out, SetFileKind::kH5, set, true);
-    case SetFormat::kSafetensors:
-      return write_set_file(out, SetFileKind::kSafetensors, set, true);
-    default:
-      return write_rotation_gguf(out, set, options.model);
-  }
+  if (to == SetFormat::kGguf) return write_rotation_gguf(out, set, options.model);
+  write_set_file(out, to == SetFormat::kH5 ? SetFileKind::kH5 : SetFileKind::kSafetensors, set);
 }
 
 /// What `set` has and `format` has no place for.
-std::vector<std::string> losses(const RotationPart& set, SetFormat format) {
+std::vector<std::string> losses(const Set& set, SetFormat format, const ConvertOptions& options) {
   if (format == SetFormat::kH5 || format == SetFormat::kSafetensors) return {};
-  const auto any = [&](auto member) {
-    return std::ranges::any_of(set.layers, [&](const LayerRotation& l) { return member(l.key) || member(l.value); });
+  const auto any = [&](auto has) {
+    const auto in_layer = [&](const LayerRotation& layer) { return has(layer.key) || has(layer.value); };
+    return std::ranges::any_of(set.rotations,
+                               [&](const auto& p) { return std::ranges::any_of(p.second.layers, in_layer); });
   };
   std::vector<std::string> lost;
   const bool plain = format == SetFormat::kGguf || format == SetFormat::kMla;
   const bool bare = format == SetFormat::kPt || format == SetFormat::kMla;
+  const bool covariances = format == SetFormat::kSet && options.formats.h5;
   if (plain && any([](const SideTransform& s) { return !s.eigenvalues.empty(); })) lost.emplace_back("eigenvalues");
-  if (format != SetFormat::kSet && any([](const SideTransform& s) { return s.covariance.count > 0; })) {
+  if (!covariances && any([](const SideTransform& s) { return s.covariance.count > 0; }))
     lost.emplace_back("covariances");
-  }
-  if (bare && set.has_clip_ratios) lost.emplace_back("clip ratios");
-  if (bare && !set.manifest.is_null()) lost.emplace_back("windows, codec and provenance");
-  if (bare && !set.verification.is_null()) lost.emplace_back("verification");
+  if (!bare) return lost;
+  if (set.rotations.begin()->second.has_clip_ratios && options.pt_version != 3) lost.emplace_back("clip ratios");
+  if (!set.manifest.is_null()) lost.emplace_back("windows, codec and provenance");
+  if (!set.verification.is_null()) lost.emplace_back("verification");
   return lost;
 }
 
@@ -187,19 +207,19 @@ SetFormat set_format_from_name(std::string_view name) {
   throw UsageError("unknown format \"" + std::string(name) + "\"", "--to", "see oscar convert --help");
 }
 
-RotationPart read_any_set(const fs::path& path, const std::string& pair) {
+Set read_any_set(const fs::path& path, const std::string& pair) {
   const SetFormat format = recognise_set(path);
   if (!pair.empty() && format != SetFormat::kPt) {
     throw UsageError("only folders of bare .pt files have pairs to choose from", "--pair", "leave it out");
   }
-  RotationPart set = pair.empty() ? read_as(format, path) : read_foreign_folder(path, pair);
+  Set set = pair.empty() ? read_as(format, path) : read_foreign_folder(path, pair);
   if (set.origin.is_null() && set.manifest.is_null()) {
     std::vector<fs::path> files{path};
     if (fs::is_directory(path)) {
       files.clear();
       for (const fs::path& file : list_files(path)) files.push_back(path / file);
     }
-    set.origin = describe_origin(set, std::string(name_of(format)), files);
+    set.origin = describe_origin(set.rotations.begin()->second, std::string(name_of(format)), files);
   }
   return set;
 }
@@ -209,20 +229,20 @@ ConvertResult convert_set(const fs::path& in, const fs::path& out, const Convert
   result.to = format_for(out, options);
   check_usage(result.to, options);
   result.from = recognise_set(in);
-  const RotationPart set = read_any_set(in, options.pair);
-  result.layers = set.layers.size();
-  result.lost = losses(set, result.to);
-  if (result.to == SetFormat::kPt && options.pt_version == 3) std::erase(result.lost, "clip ratios");
-  if (result.to == SetFormat::kSet) {
-    write_rotation_set(out, set, options.formats, options.replace);
-    if (!options.formats.h5) {
-      const auto more = losses(set, SetFormat::kPt);
-      if (std::ranges::find(more, "covariances") != more.end()) result.lost.emplace_back("covariances");
-    }
-  } else if (result.to == SetFormat::kPt || result.to == SetFormat::kMla) {
-    write_folder(out, set, result.to, options);
-  } else {
-    write_single(out, set, result.to, options);
+  const Set set = taken(read_any_set(in, options.pair), result.to, options.part, result.lost);
+  result.parts = part_names(set);
+  result.layers = set.coded ? set.coded->layers.size() : set.rotations.begin()->second.layers.size();
+  std::ranges::copy(losses(set, result.to, options), std::back_inserter(result.lost));
+  switch (result.to) {
+    case SetFormat::kSet:
+      write_set(out, set, options.formats, options.replace);
+      break;
+    case SetFormat::kPt:
+    case SetFormat::kMla:
+      write_folder(out, set, result.to, options);
+      break;
+    default:
+      write_single(out, set, result.to, options);
   }
   return result;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Any shape of a rotation set that is known, read and rewritten as any other. Matrices stay bit for bit; what the new
+// Any shape of a set that is known, read and rewritten as any other. Matrices stay bit for bit; what the new
 // shape has no place for is named. Non-goal: changing what a set does.
 #pragma once
 
@@ -10,14 +10,14 @@
 #include <vector>
 
 #include "set/formats.hpp"
-#include "set/rotation_part.hpp"
+#include "set/set.hpp"
 
 namespace oscar {
 
 enum class SetFormat {
   kSet,          // our folder with manifest.json
   kPt,           // k_rotation_*.pt and v_rotation_*.pt, no manifest
-  kH5,           // one file, whole set
+  kH5,           // one file, with one part of rotations
   kSafetensors,  // likewise
   kGguf,         // inside a copy of a model's GGUF
   kMla,          // layer_<id>.pt
@@ -29,8 +29,9 @@ enum class SetFormat {
 [[nodiscard]] SetFormat set_format_from_name(std::string_view name);
 
 /// Reads a set of any format, which its content tells; pair: which one of a folder of bare .pt files, empty: its only
-/// one. origin is filled if it is not ours. Throws DataError: nothing there, or nothing that holds rotations.
-[[nodiscard]] RotationPart read_any_set(const std::filesystem::path& path, const std::string& pair = "");
+/// one. Files of others are a set with one part, kRotationsName, and their origin. Throws DataError: nothing there, or
+/// nothing that holds rotations.
+[[nodiscard]] Set read_any_set(const std::filesystem::path& path, const std::string& pair = "");
 
 struct ConvertOptions {
   /// Default: by the output's extension; a name without one is a folder in our format.
@@ -39,17 +40,20 @@ struct ConvertOptions {
   std::filesystem::path model;
   /// The name of the pair to read, in a folder of bare .pt files with several.
   std::string pair;
+  /// The part to take; empty: of a set's folder all, for others "rotations" or else the only part of rotations.
+  std::string part;
   /// The version of .pt files: 1, 2 or 3; 0: the lowest that holds the set.
   int pt_version = 0;
-  /// The files to write, for kSet.
+  /// The files to write of parts with rotations, for kSet.
   RotationFormats formats;
   bool replace = false;
 };
 
 struct ConvertResult {
   SetFormat from = SetFormat::kSet, to = SetFormat::kSet;
-  std::size_t layers = 0;
-  std::vector<std::string> lost;  // what the set has and the new shape has no place for
+  std::vector<std::string> parts;  // that were taken
+  std::size_t layers = 0;          // of the first of them
+  std::vector<std::string> lost;   // what the set has and the new shape has no place for
 };
 
 /// Writes atomically. Throws DataError if the new shape cannot hold what the set does, UsageError if `out` exists and

@@ -21,7 +21,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr char kManifestKey[] = "oscar.manifest";
-constexpr char kUnknown[] = "unknown";
 
 /// The number between `prefix` and `suffix`; nullopt if `name` is not of that form.
 std::optional<int> number_in(const std::string& name, std::string_view prefix, std::string_view suffix) {
@@ -44,25 +43,17 @@ void transpose(MatrixStack& stack) {
   }
 }
 
-/// The set of a manifest that a file carries, else an empty one whose origin nobody tells.
-RotationPart start_set(const std::optional<std::string>& manifest, const std::string& where) {
-  if (manifest) return set_from_manifest(parse_json(*manifest, where), where);
-  RotationPart set;
-  set.key_objective = set.value_objective = kUnknown;
-  return set;
-}
-
-/// Puts the matrices into the set: into its layers if it knows them, else as its layers.
-void take_layers(std::map<int, LayerRotation> layers, RotationPart& set, const std::string& where) {
+/// Puts the matrices into the part: into its layers if it knows them, else as its layers.
+void take_layers(std::map<int, LayerRotation> layers, RotationPart& part, const std::string& where) {
   if (layers.empty())
     throw DataError("there are no rotations in this file", where, "\"oscar inspect\" says what it is");
-  if (set.layers.empty()) {
-    for (auto& [id, layer] : layers) set.layers.push_back(std::move(layer));
+  if (part.layers.empty()) {
+    for (auto& [id, layer] : layers) part.layers.push_back(std::move(layer));
     return;
   }
-  for (LayerRotation& layer : set.layers) {
+  for (LayerRotation& layer : part.layers) {
     const auto found = layers.find(layer.layer_id);
-    if (found == layers.end() || layers.size() != set.layers.size()) {
+    if (found == layers.end() || layers.size() != part.layers.size()) {
       throw DataError("the layers are not those of the manifest in the file", where, "convert the set again");
     }
     static_cast<Transform&>(layer.key) = std::move(found->second.key);
@@ -70,24 +61,11 @@ void take_layers(std::map<int, LayerRotation> layers, RotationPart& set, const s
   }
 }
 
-/// What a reader of plain rotations cannot use; empty if nothing.
-std::string beyond_rotations(const SideTransform& side, bool per_head) {
-  if (side.read_rotation.count > 0) return "a read side of its own (a stretch)";
-  if (!side.mean.empty()) return "a mean to subtract";
-  if (!per_head && side.rotation.count != 1) return "one rotation per head";
-  return {};
-}
-
-void require_plain(const RotationPart& set, bool per_head, const std::string& reader) {
-  for (const LayerRotation& layer : set.layers) {
-    for (const SideTransform* side : {&layer.key, &layer.value}) {
-      const std::string beyond = beyond_rotations(*side, per_head);
-      if (beyond.empty()) continue;
-      throw DataError(
-          "layer " + std::to_string(layer.layer_id) + " has " + beyond + ", which " + reader + " cannot use", "",
-          "fit a set with --target llamacpp, or convert to h5 or safetensors");
-    }
-  }
+/// Rotations that tell nothing but their matrices.
+RotationPart unknown_part() {
+  RotationPart part;
+  part.key_objective = part.value_objective = "unknown";
+  return part;
 }
 
 void require_fit(const RotationPart& set, const GgufFile& model, const std::string& where) {
@@ -131,12 +109,16 @@ SideTransform latent_from(const PtValue& value, const std::string& where) {
 
 }  // namespace
 
-void write_rotation_gguf(const fs::path& path, const RotationPart& set, const fs::path& model) {
-  require_plain(set, false, "llama.cpp");
+void write_rotation_gguf(const fs::path& path, const Set& set, const fs::path& model) {
+  const RotationPart& part = set.rotations.begin()->second;
+  if (const std::string beyond = beyond_reader(reader_from_name("llamacpp", ""), part); !beyond.empty()) {
+    throw DataError("the set has what llama.cpp cannot use: " + beyond, "",
+                    "take another of its parts, fit a set with --for llamacpp, or convert to h5 or safetensors");
+  }
   const GgufFile source(model);
-  require_fit(set, source, model.string());
+  require_fit(part, source, model.string());
   std::vector<std::pair<std::string, Tensor>> tensors;
-  for (const LayerRotation& layer : set.layers) {
+  for (const LayerRotation& layer : part.layers) {
     for (const auto& [side, transform] : {std::pair{'k', &layer.key}, std::pair{'v', &layer.value}}) {
       MatrixStack matrix = transform->rotation;
       transpose(matrix);
@@ -146,7 +128,7 @@ void write_rotation_gguf(const fs::path& path, const RotationPart& set, const fs
   write_gguf_copy(path, source, tensors, {{kManifestKey, make_manifest(set, Json::array()).dump()}});
 }
 
-RotationPart read_rotation_gguf(const fs::path& path) {
+Set read_rotation_gguf(const fs::path& path) {
   const GgufFile file(path);
   std::map<int, LayerRotation> layers;
   for (const GgufTensor& tensor : file.tensors()) {
@@ -162,10 +144,16 @@ RotationPart read_rotation_gguf(const fs::path& path) {
     layers[*id].key.rotation = matrix('k');
     layers[*id].value.rotation = matrix('v');
   }
-  RotationPart set = start_set(file.text(kManifestKey), path.string());
-  if (!file.text(kManifestKey)) set.model.id = file.text("general.name").value_or("");
-  take_layers(std::move(layers), set, path.string());
-  return set;
+  const auto manifest = file.text(kManifestKey);
+  if (manifest) {
+    Set set = set_of_one_file(*manifest, path.string());
+    take_layers(std::move(layers), set.rotations.begin()->second, path.string());
+    return set;
+  }
+  RotationPart part = unknown_part();
+  part.model.id = file.text("general.name").value_or("");
+  take_layers(std::move(layers), part, path.string());
+  return set_of(std::move(part));
 }
 
 void write_rotation_mla(const fs::path& folder, const RotationPart& set) {
@@ -189,9 +177,10 @@ RotationPart read_rotation_mla(const fs::path& folder) {
     // Of values: o = o' o_rotation^T must undo the rotation, as q_rotation does for scores.
     layers[*id].value.mean.clear();
   }
-  RotationPart set = start_set(std::nullopt, folder.string());
-  take_layers(std::move(layers), set, folder.string());
-  return set;
+  RotationPart part = unknown_part();
+  part.latent = true;
+  take_layers(std::move(layers), part, folder.string());
+  return part;
 }
 
 }  // namespace oscar

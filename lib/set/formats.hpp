@@ -1,53 +1,36 @@
 // SPDX-License-Identifier: MIT
-// Rotation sets on disk. Ours is a folder: manifest.json (oscar.rotation_set.v1), k_rotation_<objective>.pt and
-// v_rotation_<objective>.pt (format v1, float32, loaded unmodified by SGLang), rotations.h5, optionally
-// rotations.safetensors, and serve.env. Foreign ones are bare .pt files.
+// Shapes in which rotations lie in files, of our sets and of others: .pt files of both sides (format versions 1 to 3,
+// float32, loaded unmodified by SGLang), tensors in a GGUF file, and a file per layer of MLA models. HDF5 and
+// safetensors are in set/set_file.hpp, a set's folder in set/set_folder.hpp.
 #pragma once
 
 #include <filesystem>
 #include <string>
 #include <vector>
 
-#include "set/rotation_part.hpp"
+#include "set/set.hpp"
 
 namespace oscar {
 
-/// Which files of a set's folder to write.
+/// Which files to write of each part with rotations.
 struct RotationFormats {
-  bool pt = true, h5 = true, safetensors = false;
+  bool pt = true, h5 = true;
 };
 
-/// "pt,h5" -> which. Throws UsageError: an unknown name, or neither pt nor h5.
+/// "pt,h5" -> which. Throws UsageError for an unknown name.
 [[nodiscard]] RotationFormats parse_rotation_formats(const std::string& text);
 
-/// Writes the set as a folder, atomically. replace: an existing folder is swapped out; otherwise it is a UsageError.
-void write_rotation_set(const std::filesystem::path& folder, const RotationPart& set, const RotationFormats& formats,
-                        bool replace);
-
-/// Whether the caller compares the files of a folder itself with what its manifest says.
-enum class ListedFiles { kCheck, kChecked };
-
-/// Reads a folder (hashes and sizes of every listed file, and that all files say the same, are checked:
-/// rotation/one_truth.hpp) or a bare folder with one k_rotation*.pt and one v_rotation*.pt. Throws DataError.
-[[nodiscard]] RotationPart read_rotation_set(const std::filesystem::path& path,
-                                            ListedFiles listed = ListedFiles::kCheck);
-
-/// The two .pt files of a set, under its own names. version: 0 = the lowest that holds the set, else 1, 2 or 3; version
-/// 2 repeats one matrix for every head of a model whose heads are known. Throws DataError if that version cannot hold
-/// it.
-void write_rotation_pt_files(const std::filesystem::path& folder, const RotationPart& set, int version);
+/// The two .pt files of rotations, under their own names. version: 0 = the lowest that holds them, else 1, 2 or 3;
+/// version 2 repeats one matrix for every head of a model whose heads are known. Throws DataError if that version
+/// cannot hold them.
+void write_rotation_pt_files(const std::filesystem::path& folder, const RotationPart& part, int version);
+/// Fills the layers that `part` lists from its .pt files in a folder. Throws DataError for other layers.
+void fill_from_pt(const std::filesystem::path& folder, RotationPart& part);
 
 /// The set of two bare .pt files, with its origin. Throws DataError.
-[[nodiscard]] RotationPart read_foreign_files(const std::filesystem::path& key_file,
-                                             const std::filesystem::path& value_file);
-
+[[nodiscard]] Set read_foreign_files(const std::filesystem::path& key_file, const std::filesystem::path& value_file);
 /// Reads the pair of this name in a folder of bare files (set/names.hpp). Throws DataError, UsageError.
-[[nodiscard]] RotationPart read_foreign_folder(const std::filesystem::path& folder, const std::string& pair);
-
-/// Makes a set of two foreign .pt files, which are copied as they are: with a manifest that says what they tell and
-/// what not. source: where they were fetched, or empty.
-void write_foreign_set(const std::filesystem::path& folder, const std::filesystem::path& key_file,
-                       const std::filesystem::path& value_file, const std::string& source, bool replace);
+[[nodiscard]] Set read_foreign_folder(const std::filesystem::path& folder, const std::string& pair);
 
 /// One side of a foreign set: a .pt file of format v1, v2 or v3.
 struct RotationFile {
@@ -65,15 +48,15 @@ struct RotationFile {
 
 // Shapes that other programs read and that carry less than a set.
 
-/// blk.<id>.attn_k_rot.weight and blk.<id>.attn_v_rot.weight: F32 [d, d], transposed. A copy of `model` with them, and
-/// with the manifest under the key "oscar.manifest". Throws DataError for a set that is not one orthogonal matrix per
-/// layer and side, or that does not fit the model.
-void write_rotation_gguf(const std::filesystem::path& path, const RotationPart& set, const std::filesystem::path& model);
-[[nodiscard]] RotationPart read_rotation_gguf(const std::filesystem::path& path);
+/// blk.<id>.attn_k_rot.weight and blk.<id>.attn_v_rot.weight: F32 [d, d], transposed. A copy of `model` with those of
+/// the set's only part, and with the manifest under the key "oscar.manifest". Throws DataError for rotations that are
+/// not one orthogonal matrix per layer and side, or that do not fit the model.
+void write_rotation_gguf(const std::filesystem::path& path, const Set& set, const std::filesystem::path& model);
+[[nodiscard]] Set read_rotation_gguf(const std::filesystem::path& path);
 
 /// layer_<id>.pt: a bare matrix, or a dict with rotation, mean, q_rotation. What is cached is one latent row that
 /// serves as key and as value, so both sides of a layer are that transform. `path` must exist.
-void write_rotation_mla(const std::filesystem::path& folder, const RotationPart& set);
+void write_rotation_mla(const std::filesystem::path& folder, const RotationPart& part);
 [[nodiscard]] RotationPart read_rotation_mla(const std::filesystem::path& folder);
 
 }  // namespace oscar

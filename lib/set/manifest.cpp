@@ -10,6 +10,7 @@
 #include "base/sha256.hpp"
 #include "base/threads.hpp"
 #include "base/version.hpp"
+#include "kernels/reference/coded_row.hpp"
 #include "set/names.hpp"
 
 namespace oscar {
@@ -30,6 +31,85 @@ SideTransform side_from_json(const Json& json) {
   side.head_clip_ratios = json.value("clip_ratio_per_head", std::vector<double>());
   side.scores = json.value("scores", Json::object());
   return side;
+}
+
+/// What people want to see of a side without opening the matrices.
+Json side_to_json(const CodedSide& side) {
+  Json bytes = Json::array(), widest = Json::array();
+  for (const CodedFormat& format : side.formats) {
+    bytes.push_back(reference::coded_row_bytes(format));
+    widest.push_back(format.levels.front());
+  }
+  return {{"bits", bits_of(side)},
+          {"row_bytes", std::move(bytes)},
+          {"most_levels", std::move(widest)},
+          {"damage", side.damage}};
+}
+
+Json part_to_json(const RotationPart& part) {
+  Json layers = Json::array();
+  for (const LayerRotation& layer : part.layers) {
+    layers.push_back({{"layer_id", layer.layer_id},
+                      {"head_dim", layer.key.rotation.dim},
+                      {"key", side_to_json(layer.key, part.has_clip_ratios)},
+                      {"value", side_to_json(layer.value, part.has_clip_ratios)}});
+  }
+  return {{"recipe", recipe_of(part.recipe)},
+          {"objectives", {{"key", part.key_objective}, {"value", part.value_objective}}},
+          {"codec",
+           {{"name", name_of(part.key_codec.grid)},
+            {"levels", {part.key_codec.levels, part.value_codec.levels}},
+            {"group_size", part.key_codec.group_size},
+            {"scale_dtype", name_of(part.key_codec.scale_dtype)},
+            {"clip_scalar", {{"key", part.key_clip_scalar}, {"value", part.value_clip_scalar}}}}},
+          {"layers", std::move(layers)}};
+}
+
+Json part_to_json(const CodedPart& part) {
+  Json layers = Json::array();
+  for (const CodedLayer& layer : part.layers) {
+    layers.push_back({{"layer_id", layer.layer_id},
+                      {"head_dim", layer.key.transform.rotation.dim},
+                      {"value_dim", layer.value.transform.rotation.dim},
+                      {"key", side_to_json(layer.key)},
+                      {"value", side_to_json(layer.value)}});
+  }
+  return {{"recipe", part.recipe},
+          {"codec", {{"name", "coded"}, {"bits", part.bits}, {"bits_taken", bits_of(part)}, {"scope", part.scope}}},
+          {"layers", std::move(layers)}};
+}
+
+RotationPart rotations_from_json(const Json& json, const std::string& where) {
+  RotationPart part;
+  part.recipe = json["recipe"];
+  part.key_objective = known_objective(json["objectives"]["key"], where);
+  part.value_objective = known_objective(json["objectives"]["value"], where);
+  const Json& codec = json["codec"];
+  part.key_codec = {.group_size = codec["group_size"],
+                    .grid = grid_from_name(codec["name"].get<std::string>()),
+                    .scale_dtype = dtype_from_name(codec["scale_dtype"].get<std::string>())};
+  part.value_codec = part.key_codec;
+  part.key_clip_scalar = codec["clip_scalar"]["key"];
+  part.value_clip_scalar = codec["clip_scalar"]["value"];
+  part.has_clip_ratios = true;
+  for (const Json& layer : json["layers"]) {
+    part.has_clip_ratios = part.has_clip_ratios && layer["key"]["clip_ratio"].is_number();
+    part.layers.push_back({layer["layer_id"], side_from_json(layer["key"]), side_from_json(layer["value"])});
+  }
+  return part;
+}
+
+CodedPart coded_from_json(const Json& json) {
+  CodedPart part;
+  part.recipe = json["recipe"];
+  part.bits = json["codec"]["bits"];
+  part.scope = json["codec"]["scope"];
+  for (const Json& layer : json["layers"]) {
+    CodedLayer& added = part.layers.emplace_back();
+    added.layer_id = layer["layer_id"];
+    added.key.damage = layer["key"]["damage"], added.value.damage = layer["value"]["damage"];
+  }
+  return part;
 }
 
 }  // namespace
@@ -55,17 +135,16 @@ Json summarize_spectrum(const SideTransform& side) {
           {"effective_rank", rank * static_cast<double>(dim) / static_cast<double>(side.eigenvalues.size())}};
 }
 
-Json list_with_hashes(const std::filesystem::path& folder, const std::vector<std::filesystem::path>& files) {
+Json list_with_hashes(const fs::path& folder, const std::vector<fs::path>& files) {
   Json list(files.size(), nullptr);
   parallel_for(files.size(), [&](std::size_t i) {
-    const std::filesystem::path file = folder / files[i];
+    const fs::path file = folder / files[i];
     list[i] = {{"path", files[i].generic_string()}, {"sha256", sha256_file(file)}, {"size", regular_file_size(file)}};
   });
   return list;
 }
 
-Json describe_origin(const RotationPart& set, const std::string& format,
-                     const std::vector<std::filesystem::path>& files) {
+Json describe_origin(const RotationPart& set, const std::string& format, const std::vector<fs::path>& files) {
   Json list = Json::array();
   for (const auto& file : files) {
     list.push_back(
@@ -80,69 +159,59 @@ Json describe_origin(const RotationPart& set, const std::string& format,
   return {{"format", format}, {"files", std::move(list)}, {"unknown", std::move(unknown)}};
 }
 
-Json recipe_of(const RotationPart& set) {
-  Json recipe = set.recipe;
+Json recipe_of(Json recipe) {
   if (!recipe.contains("name")) recipe["name"] = "unknown";
   return recipe;
 }
 
-Json make_manifest(const RotationPart& set, Json files) {
-  Json layers = Json::array();
-  for (const LayerRotation& layer : set.layers) {
-    layers.push_back({{"layer_id", layer.layer_id},
-                      {"head_dim", layer.key.rotation.dim},
-                      {"key", side_to_json(layer.key, set.has_clip_ratios)},
-                      {"value", side_to_json(layer.value, set.has_clip_ratios)}});
-  }
-  Json manifest{{"schema", "oscar.rotation_set.v1"},
+Json make_manifest(const Set& set, Json files) {
+  Json parts;
+  if (set.coded) parts[kCodedName] = part_to_json(*set.coded);
+  for (const auto& [name, part] : set.rotations) parts[name] = part_to_json(part);
+  Json manifest{{"schema", kSetSchema},
                 {"oscar_version", kVersion},
                 {"model", to_json(set.model)},
                 {"calibration", to_json(set.calibration)},
-                {"recipe", recipe_of(set)},
-                {"objectives", {{"key", set.key_objective}, {"value", set.value_objective}}},
                 {"windows", {{"sink", set.windows.sink}, {"recent", set.windows.recent}}},
-                {"codec",
-                 {{"name", name_of(set.key_codec.grid)},
-                  {"levels", {set.key_codec.levels, set.value_codec.levels}},
-                  {"group_size", set.key_codec.group_size},
-                  {"scale_dtype", name_of(set.key_codec.scale_dtype)},
-                  {"clip_scalar", {{"key", set.key_clip_scalar}, {"value", set.value_clip_scalar}}}}},
-                {"layers", std::move(layers)},
+                {"recipe", recipe_of(set.recipe)},
+                {"readers", parts_of_readers(set)},
+                {"parts", std::move(parts)},
                 {"files", std::move(files)},
                 {"verification", set.verification}};
   if (!set.origin.is_null()) manifest["origin"] = set.origin;
   return manifest;
 }
 
-RotationPart set_from_manifest(const Json& manifest, const std::string& where) {
-  if (manifest.is_object() && manifest.contains("schema") && manifest["schema"] == "oscar.rotation_set.v2") {
-    throw DataError("this is a set of the coded cache, which has no rotations", where,
-                    "use it with oscar verify, and with commands that say that they know coded sets");
-  }
-  validate_json(manifest, "oscar.rotation_set.v1", where);
-  RotationPart set;
+Set set_from_manifest(const Json& manifest, const std::string& where) {
+  validate_json(manifest, kSetSchema, where);
+  Set set;
   set.model = model_identity_from_json(manifest["model"]);
   set.calibration = calibration_data_from_json(manifest["calibration"]);
-  set.recipe = manifest["recipe"];
-  set.key_objective = known_objective(manifest["objectives"]["key"], where);
-  set.value_objective = known_objective(manifest["objectives"]["value"], where);
   set.windows = {manifest["windows"]["sink"], manifest["windows"]["recent"]};
-  const Json& codec = manifest["codec"];
-  set.key_codec = {.group_size = codec["group_size"],
-                   .grid = grid_from_name(codec["name"].get<std::string>()),
-                   .scale_dtype = dtype_from_name(codec["scale_dtype"].get<std::string>())};
-  set.value_codec = set.key_codec;
-  set.key_clip_scalar = codec["clip_scalar"]["key"];
-  set.value_clip_scalar = codec["clip_scalar"]["value"];
-  set.has_clip_ratios = true;
-  for (const Json& layer : manifest["layers"]) {
-    set.has_clip_ratios = set.has_clip_ratios && layer["key"]["clip_ratio"].is_number();
-    set.layers.push_back({layer["layer_id"], side_from_json(layer["key"]), side_from_json(layer["value"])});
-  }
+  set.recipe = manifest["recipe"];
+  for (const auto& [name, part] : manifest["readers"].items()) set.readers.push_back(name);
   set.verification = manifest.value("verification", Json());
   set.origin = manifest.value("origin", Json());
   set.manifest = manifest;
+  const auto add_common = [&](auto part) {
+    part.model = set.model, part.calibration = set.calibration, part.windows = set.windows;
+    return part;
+  };
+  for (const auto& [name, json] : manifest["parts"].items()) {
+    if (name == kCodedName) {
+      set.coded = add_common(coded_from_json(json));
+      continue;
+    }
+    RotationPart& part = set.rotations[name] = add_common(rotations_from_json(json, where));
+    part.latent = set.origin.is_object() && set.origin["format"] == kLatentFormat;
+  }
   return set;
+}
+
+Set set_of_one_file(const std::string& manifest, const std::string& where) {
+  Set set = set_from_manifest(parse_json(manifest, where), where);
+  if (!set.coded && set.rotations.size() == 1) return set;
+  throw DataError("the manifest in the file is of other parts than one of rotations", where, "convert the set again");
 }
 
 RequireOurs replaceable_set(bool replace) {
@@ -151,17 +220,17 @@ RequireOurs replaceable_set(bool replace) {
     std::set<fs::path> ours{"manifest.json", "signature.json"};
     try {
       const Json manifest = read_json(folder / "manifest.json");
-      if (!manifest.at("schema").get<std::string>().starts_with("oscar.rotation_set.")) throw DataError("", "", "");
+      if (!manifest.at("schema").get<std::string>().starts_with("oscar.set.")) throw DataError("", "", "");
       for (const Json& file : manifest.at("files")) ours.insert(file.at("path").get<std::string>());
     } catch (const std::exception&) {
-      throw UsageError("refusing to replace a folder that is not a rotation set", folder.string(),
+      throw UsageError("refusing to replace a folder that is not a set of oscar", folder.string(),
                        "choose another output, or remove the folder yourself");
     }
-    require_only(folder, ours, "a rotation set");
+    require_only(folder, ours, "a set");
   };
 }
 
-void check_listed_files(const std::filesystem::path& folder, const Json& manifest) {
+void check_listed_files(const fs::path& folder, const Json& manifest) {
   for (const Json& entry : manifest["files"]) {
     const std::string name = entry["path"];
     const fs::path path = folder / name;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// manifest.json of a rotation set (oscar.rotation_set.v1) to and from the value type. Matrices are elsewhere.
+// manifest.json of a set (oscar.set.v1) to and from the value type. Matrices are elsewhere.
 #pragma once
 
 #include <filesystem>
@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/atomic_file.hpp"
-#include "set/rotation_part.hpp"
+#include "set/set.hpp"
 
 namespace oscar {
 
@@ -19,21 +19,25 @@ namespace oscar {
 [[nodiscard]] Json list_with_hashes(const std::filesystem::path& folder,
                                     const std::vector<std::filesystem::path>& files);
 
-/// RotationPart::origin of a set that was read from `files`, which say nothing more than `set` holds.
+/// Set::origin of a set that was read from `files`, which say nothing more than `set` holds.
 [[nodiscard]] Json describe_origin(const RotationPart& set, const std::string& format,
                                    const std::vector<std::filesystem::path>& files);
 
-/// The recipe of `set` as its files tell it: with the name "unknown" if it has none.
-[[nodiscard]] Json recipe_of(const RotationPart& set);
+/// `recipe`, with the name "unknown" if it has none.
+[[nodiscard]] Json recipe_of(Json recipe);
 
 /// The manifest of `set` with this file list; valid against the schema.
-[[nodiscard]] Json make_manifest(const RotationPart& set, Json files);
+[[nodiscard]] Json make_manifest(const Set& set, Json files);
 
-/// Everything but the matrices: layers get their ids, clip ratios and scores. Throws DataError if the manifest does not
-/// fit its schema.
-[[nodiscard]] RotationPart set_from_manifest(const Json& manifest, const std::string& where);
+/// Everything but what the files of parts hold: layers get their ids, clip ratios, scores and damages. Throws DataError
+/// if the manifest does not fit its schema.
+[[nodiscard]] Set set_from_manifest(const Json& manifest, const std::string& where);
 
-/// Returns what a new set may replace, for an AtomicFolder: if `replace`, a folder that holds a rotation set and
+/// set_from_manifest() of the manifest in a file that holds one part of rotations and nothing else. Throws DataError
+/// for other parts.
+[[nodiscard]] Set set_of_one_file(const std::string& manifest, const std::string& where);
+
+/// Returns what a new set may replace, for an AtomicFolder: if `replace`, a folder that holds a set and
 /// nothing but the files that its manifest lists; else nothing.
 [[nodiscard]] RequireOurs replaceable_set(bool replace);
 

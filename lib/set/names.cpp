@@ -91,7 +91,7 @@ RotationPair choose_pair(const std::vector<std::string>& files, const std::strin
   if (pairs.empty()) {
     const bool keys = !files_of_side(files, "k_rotation").empty();
     throw DataError(std::string("no ") + (keys ? "v" : "k") + "_rotation*.pt that belongs to another file", where,
-                    "name a rotation set, or a folder with k_rotation*.pt and v_rotation*.pt of the same fit");
+                    "name a set, or a folder with k_rotation*.pt and v_rotation*.pt of the same fit");
   }
   if (wanted.empty() && pairs.size() == 1) return pairs.front();
   std::string names;

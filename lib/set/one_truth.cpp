@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
 #include <map>
 #include <set>
 #include <sstream>
@@ -24,8 +25,8 @@ using Clauses = std::vector<std::string>;
 /// Endings that servers, shells and interpreters act upon.
 constexpr std::array<std::string_view, 7> kActive{".pt", ".h5", ".safetensors", ".json", ".env", ".sh", ".py"};
 
-/// The files that a set can have, by name, each with the check that compares it with what follows from the set.
-using Expected = std::map<std::string, std::function<void(const fs::path& file, Clauses& out)>>;
+/// The files that a set can have, by path, each with what tells whether it follows from the set.
+using Expected = std::map<std::string, std::function<bool(const fs::path& file)>>;
 
 /// Without comments, which a shell does not act upon and another version may word in another way.
 std::string without_comments(const std::string& text) {
@@ -35,70 +36,65 @@ std::string without_comments(const std::string& text) {
   return kept;
 }
 
-void compare_env(const fs::path& file, const RotationPart& set, Clauses& out) {
-  const std::string text = read_text(file), due = serve_env(set, served_files(set));
-  if (!text.empty() && without_comments(text) == without_comments(due)) return;
-  out.push_back("serve.env is not what follows from the set");
+bool is_env(const fs::path& file, const std::string& due) {
+  const std::string text = read_text(file);
+  return !text.empty() && without_comments(text) == without_comments(due);
 }
 
-void compare_pt(const fs::path& file, const RotationPart& set, SideOfLayer side, Clauses& out) {
+bool is_side(const fs::path& file, const RotationPart& part, SideOfLayer side) {
   const PtValue found = read_pt(file);
   const PtValue* version = found.find("format_version");
   const auto* number = version == nullptr ? nullptr : version->get_if<std::int64_t>();
   const bool usual = number != nullptr && *number >= 1 && *number <= 3;
-  if (usual && found == side_pt(set, side, static_cast<int>(*number), file.string())) return;
-  out.push_back(file.filename().string() + " is not what the manifest and the other files say");
+  return usual && found == side_pt(part, side, static_cast<int>(*number), file.string());
 }
 
 /// Files of others are kept byte by byte; a manifest was made of what they tell.
-void compare_foreign(const fs::path& folder, const RotationPart& set, Clauses& out) {
-  const RotationPart told = read_foreign_files(folder / key_pt_name(set), folder / value_pt_name(set));
-  Json made = make_manifest(told, Json::array()), found = set.manifest;
+bool is_told_by(const fs::path& folder, const Set& set) {
+  const RotationPart& part = set.rotations.begin()->second;
+  Json made =
+      make_manifest(read_foreign_files(folder / key_pt_name(part), folder / value_pt_name(part)), Json::array());
+  Json found = set.manifest;
   for (const char* name : {"oscar_version", "files", "verification", "origin"}) made.erase(name), found.erase(name);
-  if (made != found) out.emplace_back("the manifest is not what the .pt files tell");
+  return made == found;
 }
 
-Expected expected_of(const RotationPart& set, bool foreign) {
-  Expected expected;
-  expected["serve.env"] = [&](const fs::path& file, Clauses& out) { compare_env(file, set, out); };
-  expected["rotations.h5"] = [&](const fs::path& file, Clauses& out) {
-    std::ranges::copy(h5_disagreements(file, set), std::back_inserter(out));
+void expect_part(const Set& set, const std::string& name, bool copied, Expected& expected) {
+  const RotationPart& part = set.rotations.at(name);
+  const std::string folder = folder_of_part(name);
+  expected[folder + kPartFile] = [&](const fs::path& file) {
+    const Clauses found = h5_disagreements(file, part);
+    if (!found.empty()) throw DataError(found.front(), kPartFile, "");
+    return true;
   };
-  expected["rotations.safetensors"] = [&](const fs::path& file, Clauses& out) {
-    for (const std::string& clause : safetensors_disagreements(file, set)) {
-      out.push_back("rotations.safetensors: " + clause);
-    }
-  };
-  for (const auto& [name, table] : clip_tables(set)) {
-    expected[name] = [name = name, table = table](const fs::path& file, Clauses& out) {
-      if (read_json(file) != table) out.push_back(name + " has other clip ratios than the manifest");
+  if (const Reader* server = server_of_part(set, name)) {
+    expected[folder + "serve.env"] = [&, server, name](const fs::path& file) {
+      return is_env(file, serve_env(part, *server, served_files(set, name)));
     };
   }
-  if (has_key_means(set)) {
-    expected[kKeyMeansName] = [&](const fs::path& file, Clauses& out) {
-      if (!(read_pt(file) == key_means_pt(set))) out.emplace_back("k_mean.pt has other means than the rotation files");
+  for (const auto& [table_name, table] : clip_tables(part)) {
+    expected[folder + table_name] = [table = table](const fs::path& file) { return read_json(file) == table; };
+  }
+  for (const LayerRotation& layer : part.layers) {
+    if (!part.latent) break;
+    expected[folder + latent_pt_name(layer.layer_id)] = [&](const fs::path& file) {
+      return read_pt(file) == latent_pt(layer);
     };
   }
-  for (const LayerRotation& layer : set.layers) {
-    if (!is_latent(set)) break;
-    expected[latent_pt_name(layer.layer_id)] = [&](const fs::path& file, Clauses& out) {
-      if (!(read_pt(file) == latent_pt(layer))) out.push_back(file.filename().string() + " is not what the set says");
+  if (part.latent) return;
+  if (has_key_means(part)) {
+    expected[folder + kKeyMeansName] = [&](const fs::path& file) { return read_pt(file) == key_means_pt(part); };
+  }
+  for (const auto& [file_name, side] :
+       {std::pair{key_pt_name(part), &LayerRotation::key}, {value_pt_name(part), &LayerRotation::value}}) {
+    expected[folder + file_name] = [&, copied, side = side](const fs::path& file) {
+      return copied || is_side(file, part, side);
     };
   }
-  const auto kept = [](const fs::path&, Clauses&) {};  // compare_foreign() looks at both
-  for (const auto& [name, side] :
-       {std::pair{key_pt_name(set), &LayerRotation::key}, {value_pt_name(set), &LayerRotation::value}}) {
-    if (foreign) {
-      expected[name] = kept;
-    } else {
-      expected[name] = [&set, side = side](const fs::path& file, Clauses& out) { compare_pt(file, set, side, out); };
-    }
-  }
-  return expected;
 }
 
 /// Everything in the folder is listed, and nothing is active that no set has.
-void compare_list(const fs::path& folder, const RotationPart& set, const Expected& expected, Clauses& out) {
+void compare_list(const fs::path& folder, const Set& set, const Expected& expected, Clauses& out) {
   std::set<std::string> listed;
   for (const Json& file : set.manifest["files"]) {
     const std::string name = file["path"];
@@ -116,100 +112,134 @@ void compare_list(const fs::path& folder, const RotationPart& set, const Expecte
 }
 
 /// Rounding of logarithms, and of sums in another order, stays far below this.
-constexpr double kSummaryTolerance = 1e-5;
+constexpr double kRounding = 1e-5;
 
-bool same_summary(const Json& told, const Json& made) {
-  if (told.is_null() || made.is_null()) return told.is_null() == made.is_null();
-  const double scale = std::max(std::abs(made["max"].get<double>()), std::abs(made["min"].get<double>()));
-  const auto near = [&](const char* name, double size) {
-    return std::abs(told.at(name).get<double>() - made.at(name).get<double>()) <= kSummaryTolerance * size;
-  };
-  return near("min", scale) && near("max", scale) && near("mean", scale) &&
-         near("effective_rank", made["effective_rank"].get<double>());
-}
-
-void compare_side(const SideTransform& side, const ModelIdentity& model, int dim, const Json& told,
-                  const std::string& where, Clauses& out) {
-  const auto heads = static_cast<std::size_t>(model.num_key_value_heads);
-  const auto fits = [&](std::size_t count) { return count <= 1 || heads == 0 || count == heads; };
-  if (!fits(static_cast<std::size_t>(side.rotation.count))) out.push_back(where + "matrices are not one for each head");
-  if (!side.head_clip_ratios.empty() && heads > 0 && side.head_clip_ratios.size() != heads) {
-    out.push_back(where + "clip ratios are not one for each head");
-  }
-  if (dim > 0 && side.rotation.dim != dim) {
-    out.push_back(where + "the manifest says head_dim " + std::to_string(dim) + ", the matrix has " +
-                  std::to_string(side.rotation.dim));
-  }
-  if (!same_summary(told.value("eigenvalues", Json()), summarize_spectrum(side))) {
-    out.push_back(where + "the eigenvalue summary is not that of the eigenvalues");
-  }
-}
-
-/// The recipe repeats what the codec is.
-void compare_recipe(const Json& manifest, Clauses& out) {
-  const Json &recipe = manifest["recipe"], &codec = manifest["codec"];
-  for (const auto& [own, other] : {std::pair{"codec", "name"}, {"levels", "levels"}, {"group_size", "group_size"}}) {
-    if (recipe.contains(own) && recipe[own] != codec[other]) {
-      out.push_back(std::string("manifest.json: recipe and codec have different values of ") + own);
+/// What `told` says in another way than `made`, or does not say at all; it may say more.
+void compare_json(const Json& told, const Json& made, const std::string& where, Clauses& out) {
+  if (made.is_object() && told.is_object()) {
+    for (const auto& [name, value] : made.items()) {
+      compare_json(told.value(name, Json()), value, where + "/" + name, out);
     }
+    return;
+  }
+  if (made.is_array() && told.is_array() && made.size() == told.size()) {
+    for (std::size_t i = 0; i < made.size(); ++i) compare_json(told[i], made[i], where + "/" + std::to_string(i), out);
+    return;
+  }
+  const bool numbers = made.is_number() && told.is_number();
+  const double a = numbers ? made.get<double>() : 0, b = numbers ? told.get<double>() : 0;
+  if (numbers ? std::abs(a - b) <= kRounding * std::max(std::abs(a), std::abs(b)) : made == told) return;
+  out.push_back("manifest.json: " + where + " is " + told.dump(-1, ' ', true).substr(0, 60) + ", and the files say " +
+                made.dump(-1, ' ', true).substr(0, 60));
+}
+
+/// Keys or values of a layer.
+struct Shape {
+  const char* side;
+  int dim = 0;
+  std::size_t heads = 0, clips = 0;  // matrices, and clip ratios of heads; 1 and 0: one for all
+};
+
+/// A layer after the one with the id `before` (-1: none) against what is known of the model.
+void compare_layer(const ModelIdentity& model, int id, int before, const std::array<Shape, 2>& shapes,
+                   const std::string& where, Clauses& out) {
+  const bool cached = model.cache_layers.empty() || std::ranges::count(model.cache_layers, id) > 0;
+  if (id <= before) out.push_back(where + "layers are not in ascending order, each once");
+  if (model.num_layers > 0 && id >= model.num_layers) {
+    out.push_back(where + "the model has " + std::to_string(model.num_layers) + " layers");
+  } else if (!cached) {
+    out.push_back(where + "the model has no cache there");
+  }
+  const auto heads = static_cast<std::size_t>(model.num_key_value_heads);
+  for (const Shape& shape : shapes) {
+    const bool values = &shape != shapes.data();
+    const int dim = values && model.value_dim > 0 ? model.value_dim : model.head_dim;
+    if (heads > 0 && shape.heads > 1 && shape.heads != heads)
+      out.push_back(where + shape.side + ": matrices are not one for each head");
+    if (heads > 0 && shape.clips > 0 && shape.clips != heads)
+      out.push_back(where + shape.side + ": clip ratios are not one for each head");
+    if (dim > 0 && shape.dim != dim) {
+      out.push_back(where + shape.side + ": the manifest says head_dim " + std::to_string(dim) + ", the matrix has " +
+                    std::to_string(shape.dim));
+    }
+  }
+}
+
+template <class Part, class Shapes>
+void compare_layers(const Part& part, const std::string& name, const Shapes& shapes_of, Clauses& out) {
+  int before = -1;
+  for (const auto& layer : part.layers) {
+    const std::string where = "manifest.json: " + name + ", layer " + std::to_string(layer.layer_id) + ": ";
+    compare_layer(part.model, layer.layer_id, std::exchange(before, layer.layer_id), shapes_of(layer), where, out);
   }
 }
 
 }  // namespace
 
-std::vector<std::string> manifest_disagreements(const RotationPart& set) {
+Clauses manifest_disagreements(const Set& set) {
   Clauses out;
-  const ModelIdentity& model = set.model;
-  const std::set<int> cached(model.cache_layers.begin(), model.cache_layers.end());
-  for (std::size_t i = 0; i < set.layers.size(); ++i) {
-    const LayerRotation& layer = set.layers[i];
-    const Json& told = set.manifest["layers"][i];
-    const std::string where = "manifest.json: layer " + std::to_string(layer.layer_id) + ": ";
-    if (i > 0 && layer.layer_id <= set.layers[i - 1].layer_id) {
-      out.push_back(where + "layers are not in ascending order, each once");
-    }
-    if (model.num_layers > 0 && layer.layer_id >= model.num_layers) {
-      out.push_back(where + "the model has " + std::to_string(model.num_layers) + " layers");
-    } else if (!cached.empty() && !cached.contains(layer.layer_id)) {
-      out.push_back(where + "the model has no cache there");
-    }
-    if (told["head_dim"] != layer.key.rotation.dim) out.push_back(where + "head_dim is not that of the matrix");
-    const int value_dim = model.value_dim > 0 ? model.value_dim : model.head_dim;
-    compare_side(layer.key, model, model.head_dim, told["key"], where + "keys: ", out);
-    compare_side(layer.value, model, value_dim, told["value"], where + "values: ", out);
+  const Json made = make_manifest(set, Json::array());
+  if (made["readers"] != set.manifest["readers"]) out.emplace_back("manifest.json: readers are not those of the parts");
+  compare_json(set.manifest["parts"], made["parts"], "parts", out);
+  const Json judged = set.verification.is_object() ? set.verification.value("readers", Json::object()) : Json::object();
+  for (const auto& [name, verdict] : judged.items()) {
+    if (made["readers"].value(name, Json()) != verdict["part"])
+      out.push_back("manifest.json: the verdict for " + name + " is that of another part than it reads");
   }
-  compare_recipe(set.manifest, out);
+  if (set.coded) {
+    const auto shapes = [](const CodedLayer& layer) {
+      const auto of = [](const char* name, const CodedSide& side) {
+        return Shape{name, side.transform.rotation.dim, side.formats.size()};
+      };
+      return std::array{of("keys", layer.key), of("values", layer.value)};
+    };
+    compare_layers(*set.coded, kCodedName, shapes, out);
+  }
+  for (const auto& [name, part] : set.rotations) {
+    const auto shapes = [](const LayerRotation& layer) {
+      const auto of = [](const char* side_name, const SideTransform& side) {
+        const auto matrices = static_cast<std::size_t>(side.rotation.count);
+        return Shape{side_name, side.rotation.dim, matrices, side.head_clip_ratios.size()};
+      };
+      return std::array{of("keys", layer.key), of("values", layer.value)};
+    };
+    compare_layers(part, name, shapes, out);
+    // The recipe repeats what the codec is.
+    for (const auto& [own, other] : {std::pair{"codec", "name"}, {"levels", "levels"}, {"group_size", "group_size"}}) {
+      const Json& codec = set.manifest["parts"][name]["codec"];
+      if (!part.recipe.contains(own) || part.recipe[own] == codec[other]) continue;
+      out.push_back("manifest.json: " + name + ": recipe and codec have different values of " + own);
+    }
+  }
   return out;
 }
 
-std::vector<std::string> disagreements(const fs::path& folder, const RotationPart& set) {
+Clauses disagreements(const fs::path& folder, const Set& set) {
   Clauses out = manifest_disagreements(set);
-  const bool copied = !set.origin.is_null() && !is_latent(set) && !fs::exists(folder / "rotations.h5");
-  const Expected expected = expected_of(set, copied);
+  const bool copied = !set.origin.is_null() && set.rotations.size() == 1 && !set.rotations.begin()->second.latent &&
+                      !fs::exists(folder / kPartFile);
+  Expected expected;
+  if (set.coded) expected[kCodedFile] = [](const fs::path&) { return true; };  // nothing in it is told by another file
+  for (const auto& [name, part] : set.rotations) expect_part(set, name, copied, expected);
   compare_list(folder, set, expected, out);
-  const auto compare = [&](const auto& check) {
+  if (copied) expected["manifest.json"] = [&](const fs::path&) { return is_told_by(folder, set); };
+  for (const auto& [name, follows] : expected) {
+    if (!fs::exists(folder / name)) continue;
     try {
-      check();
+      if (!follows(folder / name)) out.push_back(name + " is not what the manifest and the other files say");
     } catch (const Error& error) {
-      out.push_back(std::string(error.what()) + (error.where().empty() ? "" : " (" + error.where() + ")"));
+      out.push_back(name + ": " + error.what() + (error.where().empty() ? "" : " (" + error.where() + ")"));
     }
-  };
-  for (const auto& [name, check] : expected) {
-    const fs::path file = folder / name;
-    if (fs::exists(file)) compare([&, &check = check] { check(file, out); });
   }
-  if (copied) compare([&] { compare_foreign(folder, set, out); });
   return out;
 }
 
-void require_one_truth(const fs::path& folder, const RotationPart& set) {
+void require_one_truth(const fs::path& folder, const Set& set) {
   const Clauses found = disagreements(folder, set);
   if (found.empty()) return;
   throw DataError("the files of the set contradict each other: " + found.front() +
                       (found.size() > 1 ? ", and " + std::to_string(found.size() - 1) + " more" : ""),
                   folder.string(), "do not use this set; fetch it again, or ask its maker");
 }
-
-void require_sound_set(const fs::path& folder) { (void)read_rotation_set(folder); }
 
 }  // namespace oscar

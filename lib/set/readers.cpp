@@ -19,7 +19,36 @@ std::string readers_of_server(std::string server) {
   return "";
 }
 
+/// What a set has of its only part.
+template <class Part>
+Set common_of(const Part& part) {
+  Set set;
+  set.model = part.model, set.calibration = part.calibration, set.windows = part.windows;
+  if (part.recipe.contains("name")) set.recipe = {{"name", part.recipe["name"]}};
+  for (const Reader& reader : readers()) set.readers.push_back(reader.name);
+  return set;
+}
+
 }  // namespace
+
+Set set_of(RotationPart part, const std::string& name) {
+  Set set = common_of(part);
+  set.rotations[name] = std::move(part);
+  return set;
+}
+
+Set set_of(CodedPart part) {
+  Set set = common_of(part);
+  set.coded = std::move(part);
+  return set;
+}
+
+std::vector<std::string> part_names(const Set& set) {
+  std::vector<std::string> names;
+  if (set.coded) names.emplace_back(kCodedName);
+  for (const auto& [name, part] : set.rotations) names.push_back(name);
+  return names;
+}
 
 const std::vector<Reader>& readers() {
   static const std::vector<Reader> kReaders = [] {

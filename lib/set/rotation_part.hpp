@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The product: per layer, how keys and values are transformed before they are quantised to 2 bits, and where that came
-// from. A value type; reading and writing live in rotation/formats.hpp.
+// Per layer, how keys and values are transformed before they are quantised to 2 bits, and what that was made from. A
+// value type; a set has it as one of its parts (set/set.hpp).
 #pragma once
 
 #include <string>
@@ -52,15 +52,10 @@ struct RotationPart {
   bool has_clip_ratios = false;
   /// The one ratio per side for servers that take no table.
   double key_clip_scalar = 0, value_clip_scalar = 0;
+  /// Of latent rows, which MLA models cache in the place of keys and values: made of a folder with a file per layer.
+  bool latent = false;
   /// The recipe with every option, scores, timings …: recorded as given, not interpreted.
   Json recipe = Json::object();
-  /// "verify" summary of the manifest; null until verified.
-  Json verification;
-  /// Where a set from a foreign file comes from: {"format", "files": [{"path", "sha256", "size"}], "unknown": [names of
-  /// what the file does not tell]}; null for a set that was fitted here.
-  Json origin;
-  /// The whole manifest this was read from; null for a bare foreign file and for a set not yet written.
-  Json manifest;
 };
 
 }  // namespace oscar

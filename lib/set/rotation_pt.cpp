@@ -5,9 +5,11 @@
 #include <charconv>
 
 #include "base/errors.hpp"
+#include "base/files.hpp"
 #include "base/text.hpp"
 #include "set/manifest.hpp"
 #include "set/names.hpp"
+#include "set/serve_env.hpp"
 
 namespace oscar {
 namespace {
@@ -182,9 +184,70 @@ PtValue clip_ratios_of(const RotationPart& set, SideOfLayer side) {
   return {std::move(ratios)};
 }
 
+RotationPart combine(const RotationFile& keys, const RotationFile& values, const std::string& where) {
+  RotationPart part;
+  part.key_objective = keys.objective, part.value_objective = values.objective;
+  part.model = keys.model;
+  part.calibration = keys.calibration;
+  part.has_clip_ratios = keys.has_clip_ratios && values.has_clip_ratios;
+  part.key_clip_scalar = keys.clip_scalar, part.value_clip_scalar = values.clip_scalar;
+  for (std::size_t i = 0; i < keys.layers.size(); ++i) {
+    if (keys.layers.size() != values.layers.size() || keys.layers[i].first != values.layers[i].first) {
+      throw DataError("the key file and the value file have different layers", where, "use two files of the same fit");
+    }
+    part.layers.push_back({keys.layers[i].first, keys.layers[i].second, values.layers[i].second});
+  }
+  return part;
+}
+
 }  // namespace
 
-RotationFile read_rotation_pt(const std::filesystem::path& path) {
+RotationFormats parse_rotation_formats(const std::string& text) {
+  for (const auto& [name, formats] :
+       {std::pair{"pt,h5", RotationFormats{}}, {"h5,pt", {}}, {"pt", {.h5 = false}}, {"h5", {.pt = false}}}) {
+    if (text == name) return formats;
+  }
+  throw UsageError("unknown format \"" + text + "\"", "--format", "use pt, h5 or pt,h5");
+}
+
+void write_rotation_pt_files(const fs::path& folder, const RotationPart& set, int version) {
+  for (const auto& [name, side] :
+       {std::pair{key_pt_name(set), &LayerRotation::key}, {value_pt_name(set), &LayerRotation::value}}) {
+    write_pt(folder / name, side_pt(set, side, version, (folder / name).string()));
+  }
+}
+
+void fill_from_pt(const fs::path& folder, RotationPart& set) {
+  const RotationPart from = set.latent ? read_rotation_mla(folder)
+                                       : combine(read_rotation_pt(folder / key_pt_name(set)),
+                                                 read_rotation_pt(folder / value_pt_name(set)), folder.string());
+  if (!std::ranges::equal(from.layers, set.layers, {}, &LayerRotation::layer_id, &LayerRotation::layer_id)) {
+    throw DataError("the .pt files have other layers than the manifest", folder.string(), "fit the set again");
+  }
+  for (std::size_t i = 0; i < set.layers.size(); ++i) {
+    for (const SideOfLayer side : {&LayerRotation::key, &LayerRotation::value}) {
+      static_cast<Transform&>(set.layers[i].*side) = from.layers[i].*side;
+      (set.layers[i].*side).eigenvalues = (from.layers[i].*side).eigenvalues;
+    }
+  }
+}
+
+Set read_foreign_files(const fs::path& key_file, const fs::path& value_file) {
+  const RotationFile keys = read_rotation_pt(key_file), values = read_rotation_pt(value_file);
+  const RotationPart part = combine(keys, values, key_file.parent_path().string());
+  Set set = set_of(part);
+  set.origin = describe_origin(part, "pt v" + std::to_string(keys.version), {key_file, value_file});
+  return set;
+}
+
+Set read_foreign_folder(const fs::path& folder, const std::string& pair) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename().string());
+  const RotationPair chosen = choose_pair(names, pair, folder.string());
+  return read_foreign_files(folder / chosen.key_file, folder / chosen.value_file);
+}
+
+RotationFile read_rotation_pt(const fs::path& path) {
   const PtValue root = read_pt(path);
   const std::int64_t version = member<std::int64_t>(root, "format_version", path.string());
   if (version < 1 || version > 3) fail("unknown format version " + std::to_string(version), path.string());
@@ -225,7 +288,7 @@ PtValue side_pt(const RotationPart& set, SideOfLayer side, int asked, const std:
               text("source_grouping", per_head ? "head" : "layer"),
               {{std::string("layers")}, {std::move(entries)}}};
   if (version < 3) return {std::move(root)};
-  PtDict transform{text("recipe", recipe_of(set)["name"]),
+  PtDict transform{text("recipe", recipe_of(set.recipe)["name"]),
                    text("codec", std::string(name_of(set.key_codec.grid))),
                    number("key_levels", set.key_codec.levels),
                    number("value_levels", set.value_codec.levels),

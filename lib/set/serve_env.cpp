@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "base/errors.hpp"
+#include "base/files.hpp"
 #include "base/sha256.hpp"
 
 namespace oscar {
@@ -16,25 +17,6 @@ struct ServerVariable {
   std::string name, value;
   bool is_file = false;
 };
-
-/// Files of others say nothing of a target: today's tree reads all three format versions.
-std::string target_of(const RotationPart& set) {
-  return set.recipe.is_object() ? set.recipe.value("target", set.origin.is_null() ? "sglang-v1" : "sglang-v3")
-                                : "sglang-v1";
-}
-
-/// What a tree that reads format version 1 only lacks for the set; empty if nothing.
-std::string beyond_version_1(const RotationPart& set) {
-  for (const LayerRotation& layer : set.layers) {
-    for (const SideTransform* side : {&layer.key, &layer.value}) {
-      const auto has = [&](const char* what) { return fmt::format("layer {} has {}", layer.layer_id, what); };
-      if (side->read_rotation.count > 0) return has("a read side of its own");
-      if (!side->mean.empty()) return has("a mean key");
-      if (side->rotation.count != 1) return has("one rotation per head");
-    }
-  }
-  return {};
-}
 
 bool serves_lloyd_max(const RotationPart& set) {
   const int group = set.key_codec.group_size, dim = set.layers.front().key.rotation.dim;
@@ -61,7 +43,7 @@ int group_of(const RotationPart& set) {
   if (set.key_codec.group_size > 0) return set.key_codec.group_size;
   int dim = set.layers.front().key.rotation.dim;
   for (const LayerRotation& layer : set.layers) dim = std::min(dim, layer.key.rotation.dim);
-  return is_latent(set) && dim % kPublishedLatentGroup == 0 ? kPublishedLatentGroup : dim;
+  return set.latent && dim % kPublishedLatentGroup == 0 ? kPublishedLatentGroup : dim;
 }
 
 std::vector<ServerVariable> llama_cpp_variables(const RotationPart& set) {
@@ -109,38 +91,35 @@ std::vector<ServerVariable> sglang_variables(const RotationPart& set, bool means
   return variables;
 }
 
-/// Else the set is for OSCAR's SGLang.
-bool for_llama_cpp(const RotationPart& set) { return target_of(set) == "llamacpp"; }
+/// Else the server is OSCAR's SGLang.
+bool is_llama_cpp(const Reader& server) { return server.name == "llamacpp"; }
 
-/// Why the server cannot serve the set; empty if it can.
-std::string server_obstacle(const RotationPart& set) {
-  if (for_llama_cpp(set)) return {};
-  const std::string beyond = beyond_version_1(set);
-  if (!is_latent(set) && !beyond.empty() && target_of(set) != "sglang-v3") {
-    return beyond + ", and the server takes one rotation per layer";
-  }
-  if (!is_latent(set) && set.key_codec.grid == Grid::kLloydMax && !serves_lloyd_max(set)) {
+/// Why the server cannot serve the rotations; empty if it can.
+std::string server_obstacle(const RotationPart& part, const Reader& server) {
+  std::string beyond = beyond_reader(server, part);
+  if (!beyond.empty() || part.latent || is_llama_cpp(server)) return beyond;
+  if (part.key_codec.grid == Grid::kLloydMax && !serves_lloyd_max(part)) {
     return "the server writes Lloyd-Max codes only for whole clipped heads: groups of head_dim, clip ratios above 0";
   }
   return {};
 }
 
-/// files: what lies in the set's folder for servers. Means and latent rotations are named if they are among them.
-std::vector<ServerVariable> server_variables(const RotationPart& set, const ServedFiles& files) {
-  if (for_llama_cpp(set)) return llama_cpp_variables(set);
-  return names_latents(files) ? latent_variables(set) : sglang_variables(set, files.contains(kKeyMeansName));
+/// files: what lies in the part's folder for servers. Means and latent rotations are named if they are among them.
+std::vector<ServerVariable> server_variables(const RotationPart& part, const Reader& server, const ServedFiles& files) {
+  if (is_llama_cpp(server)) return llama_cpp_variables(part);
+  return names_latents(files) ? latent_variables(part) : sglang_variables(part, files.contains(kKeyMeansName));
 }
 
-std::vector<std::string> server_arguments(const RotationPart& set) {
-  if (for_llama_cpp(set)) return {"--cache-type-k q2_0 --cache-type-v q2_0"};
-  if (is_latent(set)) return {"--kv-cache-dtype bfloat16"};
-  return {fmt::format("--kv-cache-dtype int2 --kv-cache-quant-group-size {}", group_of(set)),
+std::vector<std::string> server_arguments(const RotationPart& part, const Reader& server) {
+  if (is_llama_cpp(server)) return {"--cache-type-k q2_0 --cache-type-v q2_0"};
+  if (part.latent) return {"--kv-cache-dtype bfloat16"};
+  return {fmt::format("--kv-cache-dtype int2 --kv-cache-quant-group-size {}", group_of(part)),
           "--prefill-attention-backend fa3 --decode-attention-backend triton"};
 }
 
 /// Whole sentences: which tree the variables were read from, and what an older one does not know.
-std::vector<std::string> server_notes(const RotationPart& set, const ServedFiles& files) {
-  if (for_llama_cpp(set)) return {"The variables were read in FutureMLS-Lab/OSCAR, zhongzhu/llamacpp at 4570ea6."};
+std::vector<std::string> server_notes(const RotationPart& part, const Reader& server, const ServedFiles& files) {
+  if (is_llama_cpp(server)) return {"The variables were read in FutureMLS-Lab/OSCAR, zhongzhu/llamacpp at 4570ea6."};
   std::vector<std::string> notes{
       "The variables were read in FutureMLS-Lab/OSCAR, main at 00b29b8 (SGLang's nightly of 2026-10-02).",
       "Trees from main at 00b29b8 on calibrate themselves, without a word, where they do not find their rotations."};
@@ -148,14 +127,14 @@ std::vector<std::string> server_notes(const RotationPart& set, const ServedFiles
     notes.emplace_back(
         "Trees that do not know SGLANG_OSCAR_MLA_KV_ROTATION_PATH, _GROUP_SIZE and _PACKED, as main at 473ff3f "
         "(2026-06-01), serve an exact cache.");
-    if (has_companions(set)) {
+    if (has_companions(part)) {
       notes.emplace_back("Means and read sides of latent rows are read by main at 2911dd3; older trees stop at start.");
     }
     return notes;
   }
-  if (const std::string beyond = beyond_version_1(set); !beyond.empty()) {
+  if (const std::string beyond = beyond_reader(reader_from_name("sglang-v1", ""), part); !beyond.empty()) {
     notes.push_back(fmt::format("It needs a tree that reads rotation files of format version {}: {}.",
-                                has_companions(set) ? 3 : 2, beyond));
+                                has_companions(part) ? 3 : 2, beyond));
   }
   if (files.contains(kKeyMeansName)) {
     notes.emplace_back(
@@ -197,17 +176,17 @@ std::string check_of(const ServedFiles& files) {
 /// What servers load, by name.
 std::vector<std::string> served_names(const RotationPart& set) {
   std::vector<std::string> names{key_pt_name(set), value_pt_name(set)};
-  if (is_latent(set)) names.clear();
+  if (set.latent) names.clear();
   for (const LayerRotation& layer : set.layers) {
-    if (is_latent(set)) names.push_back(latent_pt_name(layer.layer_id));
+    if (set.latent) names.push_back(latent_pt_name(layer.layer_id));
   }
-  if (!is_latent(set) && has_key_means(set)) names.emplace_back(kKeyMeansName);
+  if (!set.latent && has_key_means(set)) names.emplace_back(kKeyMeansName);
   return names;
 }
 
-std::string why_not_served(const RotationPart& set) {
-  const std::string obstacle = server_obstacle(set);
-  return obstacle.empty() ? obstacle : "OSCAR's SGLang cannot serve this set: " + obstacle;
+std::string why_not_served(const RotationPart& part, const Reader& server) {
+  const std::string obstacle = server_obstacle(part, server);
+  return obstacle.empty() ? obstacle : server.name + " cannot serve these rotations: " + obstacle;
 }
 
 }  // namespace
@@ -216,43 +195,50 @@ std::string key_pt_name(const RotationPart& set) { return "k_rotation_" + set.ke
 std::string value_pt_name(const RotationPart& set) { return "v_rotation_" + set.value_objective + ".pt"; }
 std::string latent_pt_name(int layer_id) { return fmt::format("layer_{}.pt", layer_id); }
 
-bool is_latent(const RotationPart& set) { return set.origin.is_object() && set.origin.value("format", "") == "mla"; }
-
 bool has_key_means(const RotationPart& set) {
   return std::ranges::any_of(set.layers, [](const auto& layer) { return !layer.key.mean.empty(); });
 }
 
-ServedFiles served_files(const RotationPart& set) {
-  const std::vector<std::string> names = served_names(set);
-  ServedFiles files;
-  for (const Json& file : set.manifest.value("files", Json::array())) {
-    const std::string name = file["path"];
-    if (std::ranges::find(names, name) != names.end()) files[name] = file["sha256"].get<std::string>();
+ServedFiles served_files(const Set& set, const std::string& part) {
+  ServedFiles listed, files;
+  for (const Json& file : set.manifest.value("files", Json::array())) listed[file["path"]] = file["sha256"];
+  for (const std::string& name : served_names(set.rotations.at(part))) {
+    const auto found = listed.find(folder_of_part(part) + name);
+    if (found != listed.end()) files[name] = found->second;
   }
   return files;
 }
 
-ServedFiles hash_served_files(const std::filesystem::path& folder, const RotationPart& set) {
+const Reader* server_of_part(const Set& set, const std::string& part) {
+  const auto parts = parts_of_readers(set);
+  for (const char* name : {"sglang-v1", "sglang", "llamacpp"}) {
+    const auto own = parts.find(name);
+    if (own != parts.end() && own->second == part) return &reader_from_name(name, "");
+  }
+  return nullptr;
+}
+
+ServedFiles hash_served_files(const fs::path& folder, const RotationPart& set) {
   ServedFiles files;
   for (const std::string& name : served_names(set)) files[name] = sha256_file(folder / name);
   return files;
 }
 
-std::string serve_env(const RotationPart& set, const ServedFiles& files) {
-  if (const std::string why_not = why_not_served(set); !why_not.empty()) return "# " + why_not + ".\n";
-  const bool llama_cpp = for_llama_cpp(set);
+std::string serve_env(const RotationPart& part, const Reader& server, const ServedFiles& files) {
+  if (const std::string why_not = why_not_served(part, server); !why_not.empty()) return "# " + why_not + ".\n";
+  const bool llama_cpp = is_llama_cpp(server);
   std::string text = llama_cpp ? "# Environment of OSCAR's branch of llama.cpp, whose GGUF must hold these rotations\n"
                                : "# Environment of OSCAR's SGLang for this set; read it in bash with: set -a; source "
                                  "serve.env; set +a\n";
-  for (const std::string& note : server_notes(set, files)) text += "# " + note + "\n";
+  for (const std::string& note : server_notes(part, server, files)) text += "# " + note + "\n";
   const char* start = "# Add to the command line: ";
-  for (const std::string& arguments : server_arguments(set)) {
+  for (const std::string& arguments : server_arguments(part, server)) {
     text += start + arguments + "\n";
     start = "#   ";
   }
   if (!llama_cpp) text += "oscar_set=\"$(cd \"$(dirname \"${BASH_SOURCE[0]}\")\" && pwd)\"\n" + check_of(files);
-  for (const ServerVariable& each : server_variables(set, files)) {
-    if (!set.has_clip_ratios && each.name == "SGLANG_OSCAR_K_CLIP_RATIO") {
+  for (const ServerVariable& each : server_variables(part, server, files)) {
+    if (!part.has_clip_ratios && each.name == "SGLANG_OSCAR_K_CLIP_RATIO") {
       text += "# The files do not tell clip ratios; these are the published ones.\n";
     }
     const std::string path = each.value == "." ? "" : "/" + each.value;
@@ -261,15 +247,32 @@ std::string serve_env(const RotationPart& set, const ServedFiles& files) {
   return text;
 }
 
-ServerSettings server_settings(const RotationPart& set, const std::filesystem::path& folder) {
-  if (const std::string why_not = why_not_served(set); !why_not.empty()) {
-    throw DataError(why_not, folder.string(), "fit a set for it: oscar fit --target sglang-v1");
+ServerSettings server_settings(const Set& set, const std::string& server, const fs::path& folder) {
+  const auto parts = parts_of_readers(set);
+  std::string name = server;
+  for (const char* known : {"sglang", "sglang-v1", "llamacpp"}) {
+    if (name.empty() && parts.contains(known)) name = known;
   }
-  const ServedFiles files = served_files(set);
-  ServerSettings settings{{}, server_arguments(set), server_notes(set, files)};
-  const std::filesystem::path here = std::filesystem::absolute(folder);
-  for (const ServerVariable& each : server_variables(set, files)) {
-    const std::filesystem::path path = each.value == "." ? here : here / each.value;
+  const auto own = parts.find(name);
+  if (own == parts.end() || own->second == kCodedName) {
+    throw DataError("the set has no part for " + (name.empty() ? "a server of OSCAR's" : name), folder.string(),
+                    "fit one: oscar fit --for " + (name.empty() ? "sglang" : name));
+  }
+  const Reader& reader = reader_from_name(name, "--for");
+  const RotationPart& part = set.rotations.at(own->second);
+  if (const std::string why_not = why_not_served(part, reader); !why_not.empty()) {
+    throw DataError(why_not, folder.string(), "fit a set for it: oscar fit --for " + name);
+  }
+  const ServedFiles files = served_files(set, own->second);
+  ServerSettings settings{name,
+                          own->second,
+                          recorded_verdict(set.manifest, name),
+                          {},
+                          server_arguments(part, reader),
+                          server_notes(part, reader, files)};
+  const fs::path here = fs::absolute(folder / folder_of_part(own->second));
+  for (const ServerVariable& each : server_variables(part, reader, files)) {
+    const fs::path path = each.value == "." ? here : here / each.value;
     settings.environment.emplace_back(each.name, each.is_file ? path.string() : each.value);
   }
   return settings;

@@ -23,6 +23,8 @@ inline constexpr const char* kSetSchema = "oscar.set.v1";
 inline constexpr const char* kCodedName = "coded";
 inline constexpr const char* kRotationsName = "rotations";
 inline constexpr const char* kWithMeansName = "with_means";
+/// The format in Set::origin of RotationPart::latent.
+inline constexpr const char* kLatentFormat = "mla";
 
 /// At least one part. All parts are of the same model, data and windows, which each of them repeats.
 struct Set {
@@ -37,11 +39,22 @@ struct Set {
   std::vector<std::string> readers;
   /// The summary of verify; null until verified.
   Json verification;
-  /// Of a set that was made of files of others: RotationPart::origin.
+  /// Of a set that was made of files of others: {"format", "files": [{"path", "sha256", "size"}], "unknown": [names of
+  /// what the files do not tell]}, and "source", where they were fetched; else null.
   Json origin;
   /// The whole manifest this was read from; null for bare files of others and for a set not yet written.
   Json manifest;
 };
+
+/// The set of this one part, for all readers. Verification, origin and manifest are null.
+[[nodiscard]] Set set_of(RotationPart part, const std::string& name = kRotationsName);
+[[nodiscard]] Set set_of(CodedPart part);
+/// Returns the names of the parts that are there.
+[[nodiscard]] std::vector<std::string> part_names(const Set& set);
+/// Returns the folder of a part's files in that of the set: "" or "with_means/".
+[[nodiscard]] inline std::string folder_of_part(const std::string& name) {
+  return name == kWithMeansName ? name + "/" : "";
+}
 
 /// A server or library, and what it can read.
 struct Reader {

@@ -5,7 +5,6 @@
 #include <charconv>
 #include <cmath>
 #include <functional>
-#include <limits>
 #include <map>
 #include <set>
 #include <span>
@@ -13,7 +12,6 @@
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/text.hpp"
-#include "base/version.hpp"
 #include "set/manifest.hpp"
 #include "set/names.hpp"
 #include "set/one_truth.hpp"
@@ -92,51 +90,45 @@ void fill_side(SideTransform& side, bool key, const TensorLookup& tensors, const
   }
 }
 
-void fill_layers(RotationPart& set, const TensorLookup& tensors, char separator, const std::string& where) {
-  for (LayerRotation& layer : set.layers) {
+void fill_layers(RotationPart& part, const TensorLookup& tensors, char separator, const std::string& where) {
+  for (LayerRotation& layer : part.layers) {
     fill_side(layer.key, true, tensors, side_prefix(layer.layer_id, true, separator), where);
     fill_side(layer.value, false, tensors, side_prefix(layer.layer_id, false, separator), where);
   }
 }
 
-using Attributes = std::map<std::string, Hdf5Attribute>;
-
-Attributes root_attributes(const RotationPart& set, const std::string& version) {
-  return {{"schema", "oscar.rotation_set.v1"},
-          {"oscar_version", version},
-          {"model_id", set.model.id},
-          {"model_config_sha256", set.model.config_sha256},
-          {"calibration_data_sha256", set.calibration.data_sha256},
-          {"calibration_tokens", set.calibration.tokens},
-          {"recipe", recipe_of(set).dump()},
-          {"key_objective", set.key_objective},
-          {"value_objective", set.value_objective},
-          {"sink", std::int64_t{set.windows.sink}},
-          {"recent", std::int64_t{set.windows.recent}},
-          {"codec", std::string(name_of(set.key_codec.grid))},
-          {"key_levels", std::int64_t{set.key_codec.levels}},
-          {"value_levels", std::int64_t{set.value_codec.levels}},
-          {"group_size", std::int64_t{set.key_codec.group_size}},
-          {"scale_dtype", std::string(name_of(set.key_codec.scale_dtype))}};
+std::vector<NamedTensor> tensors_of(const RotationPart& part, char separator) {
+  std::vector<NamedTensor> out;
+  for (const LayerRotation& layer : part.layers) {
+    append_side(layer.key, true, side_prefix(layer.layer_id, true, separator), out);
+    append_side(layer.value, false, side_prefix(layer.layer_id, false, separator), out);
+  }
+  return out;
 }
 
-/// The attributes that a set's file has, by the path of their object.
-std::map<std::string, Attributes> attributes_of(const RotationPart& set, const std::string& version) {
-  std::map<std::string, Attributes> all{{"/", root_attributes(set, version)}};
-  for (const LayerRotation& layer : set.layers) {
-    if (!set.has_clip_ratios) break;
-    const std::string group = "/layers/" + std::to_string(layer.layer_id);
-    all[group + "/key"]["clip_ratio"] = layer.key.clip_ratio;
-    all[group + "/value"]["clip_ratio"] = layer.value.clip_ratio;
-  }
-  return all;
+/// What a file says of itself beside tensors: attributes of HDF5's root, or metadata.
+std::map<std::string, std::string> texts_of(const RotationPart& part) {
+  return {{"schema", kSetSchema},
+          {"model_id", part.model.id},
+          {"key_objective", part.key_objective},
+          {"value_objective", part.value_objective}};
 }
 
 using Names = std::set<std::string>;
 
-/// The names that stand in each group of a file with the tensors of `set`, and those of its attributes. A dataset has
-/// an entry without names.
-std::map<std::string, Names> tree_of(const std::vector<std::pair<std::string, Tensor>>& tensors, bool alone) {
+void compare_names(const std::string& object, const std::string& what, const std::vector<std::string>& found,
+                   const Names& wanted, bool all, std::vector<std::string>& out) {
+  const Names there(found.begin(), found.end());
+  for (const std::string& name : there) {
+    if (!wanted.contains(name)) out.push_back(object + " has " + what + "\"" + name + "\", which no set has");
+  }
+  for (const std::string& name : wanted) {
+    if (all && !there.contains(name)) out.push_back(object + " lacks " + what + "\"" + name + "\"");
+  }
+}
+
+/// The names that stand in each group of an HDF5 file with these tensors. A dataset has an entry without names.
+std::map<std::string, Names> tree_of(const std::vector<NamedTensor>& tensors, bool has_manifest) {
   std::map<std::string, Names> tree{{"/", {}}};
   for (const auto& [name, tensor] : tensors) {
     for (fs::path at = "/" + name; at.has_relative_path(); at = at.parent_path()) {
@@ -144,36 +136,15 @@ std::map<std::string, Names> tree_of(const std::vector<std::pair<std::string, Te
       tree[at.parent_path().string()].insert(at.filename().string());
     }
   }
-  if (alone) tree["/"].insert("manifest"), tree["/manifest"];
+  if (has_manifest) tree["/"].insert("manifest"), tree["/manifest"];
   return tree;
 }
 
-void compare_names(const std::string& object, const std::string& what, const std::vector<std::string>& found,
-                   const Names& wanted, std::vector<std::string>& out) {
-  const Names there(found.begin(), found.end());
-  for (const std::string& name : there) {
-    if (wanted.contains(name)) continue;
-    out.push_back("rotations.h5: " + object + " has " + what + "\"" + name + "\", which no set has");
-  }
-  for (const std::string& name : wanted) {
-    if (!there.contains(name)) out.push_back("rotations.h5: " + object + " lacks " + what + "\"" + name + "\"");
-  }
-}
-
-/// alone: the manifest goes into it, as a dataset of bytes.
-void write_set_h5(const fs::path& path, const RotationPart& set, bool alone) {
+void write_h5(const fs::path& path, const RotationPart& part, const std::string& manifest) {
   Hdf5Writer file(path);
-  const auto attributes = attributes_of(set, kVersion);
-  const auto write_attributes = [&](const std::string& object) {
-    for (const auto& [name, value] : attributes.at(object)) file.attribute(object, name, value);
-  };
-  write_attributes("/");
-  for (const auto& [name, tensor] : tensors_of(set, '/')) file.write("/" + name, tensor);
-  for (const auto& [object, unused] : attributes) {
-    if (object != "/") write_attributes(object);
-  }
-  if (alone) {
-    const std::string manifest = make_manifest(set, Json::array()).dump(1);
+  for (const auto& [name, text] : texts_of(part)) file.attribute("/", name, text);
+  for (const auto& [name, tensor] : tensors_of(part, '/')) file.write("/" + name, tensor);
+  if (!manifest.empty()) {
     Tensor bytes(DType::kU8, {std::ssize(manifest)});
     std::ranges::copy(std::as_bytes(std::span(manifest)), bytes.data.begin());
     file.write("/manifest", bytes);
@@ -181,87 +152,44 @@ void write_set_h5(const fs::path& path, const RotationPart& set, bool alone) {
   file.commit();
 }
 
-/// A clause for each attribute, tensor or object of the file that does not follow from `set`.
-std::vector<std::string> h5_disagreements(const Hdf5Reader& file, const RotationPart& set, bool alone) {
+/// A clause for each attribute, tensor or object of the file that does not follow from `part`. told: a manifest tells
+/// of it; else the file may lack attributes.
+std::vector<std::string> disagreements_of(const Hdf5Reader& file, const RotationPart& part, bool told) {
   std::vector<std::string> out;
-  const auto tensors = tensors_of(set, '/');
-  auto attributes = attributes_of(set, set.manifest.value("oscar_version", ""));
-  for (const auto& [object, members] : tree_of(tensors, alone)) {
+  const auto tensors = tensors_of(part, '/');
+  const auto texts = texts_of(part);
+  for (const auto& [object, members] : tree_of(tensors, told && file.has("/manifest"))) {
     if (!file.has(object)) continue;  // its group lacks it
-    if (!members.empty()) compare_names(object, "", file.members(object), members, out);
+    if (!members.empty()) compare_names(object, "", file.members(object), members, true, out);
     Names names;
-    for (const auto& [name, value] : attributes[object]) {
-      names.insert(name);
-      if (!file.has_attribute(object, name) || file.attribute(object, name) == value) continue;
-      out.push_back("rotations.h5: the attribute \"" + name + "\" of " + object + " is not what the manifest says");
+    for (const auto& [name, text] : texts) {
+      if (object == "/") names.insert(name);
     }
-    compare_names(object, "the attribute ", file.attribute_names(object), names, out);
+    compare_names(object, "the attribute ", file.attribute_names(object), names, told, out);
+  }
+  for (const auto& [name, text] : texts) {
+    if (!file.has_attribute("/", name) || file.attribute("/", name) == Hdf5Attribute(text)) continue;
+    out.push_back("the attribute \"" + name + "\" is not what the manifest says");
   }
   for (const auto& [name, tensor] : tensors) {
     if (file.has("/" + name) && !(file.read("/" + name) == tensor)) {
-      out.push_back("rotations.h5: " + name + " is not what the manifest and the other files say");
+      out.push_back(name + " is not what the manifest and the other files say");
     }
   }
   return out;
 }
 
-/// Looks at a file without a manifest, whose matrices `set` has. Throws DataError if the file has tensors beside them,
-/// or attributes of write_set_h5() with another type, or with values that no set has.
-void require_bare_h5(const Hdf5Reader& file, const RotationPart& set, const std::string& where) {
-  const auto fail = [&](const std::string& what) { throw DataError(what, where, "write or fetch the file again"); };
-  std::vector<std::string> odd;
-  for (const auto& [object, members] : tree_of(tensors_of(set, '/'), false)) {
-    if (!members.empty()) compare_names(object, "", file.members(object), members, odd);
-  }
-  if (!odd.empty()) fail(odd.front());
-  RotationPart told = set;  // with what the attributes say
-  const auto number = [&](const char* name, int& to) {
-    if (!file.has_attribute("/", name)) return;
-    const auto value = std::get<std::int64_t>(file.attribute("/", name));
-    if (value < 0 || value > std::numeric_limits<int>::max()) fail(std::string("no set has this ") + name);
-    to = static_cast<int>(value);
-  };
-  const Attributes usual = root_attributes({}, "");
-  for (const std::string& name : file.attribute_names("/")) {
-    const auto known = usual.find(name);
-    if (known == usual.end() || file.attribute("/", name).index() == known->second.index()) continue;
-    fail("the attribute \"" + name + "\" is of a wrong type");
-  }
-  number("sink", told.windows.sink), number("recent", told.windows.recent);
-  number("key_levels", told.key_codec.levels), number("value_levels", told.value_codec.levels);
-  number("group_size", told.key_codec.group_size);
-  int tokens = 0;
-  number("calibration_tokens", tokens);
-  told.has_clip_ratios = true;
-  for (LayerRotation& layer : told.layers) {
-    for (const auto& [name, side] : {std::pair{"/key", &layer.key}, {"/value", &layer.value}}) {
-      const std::string object = "/layers/" + std::to_string(layer.layer_id) + name;
-      if (!file.has_attribute(object, "clip_ratio")) continue;
-      const Hdf5Attribute ratio = file.attribute(object, "clip_ratio");
-      const auto* value = std::get_if<double>(&ratio);
-      if (value == nullptr) fail("the attribute \"clip_ratio\" of " + object + " is of a wrong type");
-      side->clip_ratio = *value;
-    }
-  }
-  validate_json(make_manifest(told, Json::array()), "oscar.rotation_set.v1", where);
-}
-
-/// What a file tells about itself: the manifest if it has one, else a few texts, and the names of its tensors.
+/// What a file that stands alone tells about itself: the manifest if it has one, else a few texts, and the names of its
+/// tensors.
 struct Contents {
   std::string manifest;
   std::map<std::string, std::string> texts;
-  std::vector<std::string> tensors;  // "layers.0.key.rotation"; of an HDF5 file, the layers' rotations only
+  std::vector<std::string> tensors;  // "layers.0.key.rotation"; of an HDF5 file, the layers only: "layers/0/"
   char separator = '.';
   TensorLookup lookup;
-  /// Beside the manifest, if there is one.
-  std::function<std::vector<std::string>(const RotationPart&)> disagreements;
+  /// told: by a manifest.
+  std::function<std::vector<std::string>(const RotationPart&, bool told)> disagreements;
 };
-
-std::map<std::string, std::string> metadata_of(const RotationPart& set) {
-  return {{"schema", "oscar.rotation_set.v1"},
-          {"key_objective", set.key_objective},
-          {"value_objective", set.value_objective}};
-}
 
 void require_agreement(const std::vector<std::string>& disagreements, const std::string& where) {
   if (disagreements.empty()) return;
@@ -281,42 +209,45 @@ std::set<int> layer_ids(const Contents& contents) {
   return ids;
 }
 
-RotationPart set_from(const Contents& contents, const std::string& where) {
-  RotationPart set;
-  if (!contents.manifest.empty()) {
-    set = set_from_manifest(parse_json(contents.manifest, where), where);
+Set set_from(const Contents& contents, const std::string& where) {
+  const bool told = !contents.manifest.empty();
+  Set set;
+  if (told) {
+    set = set_of_one_file(contents.manifest, where);
   } else {
     const auto text = [&](const char* name, const char* without) {
       const auto found = contents.texts.find(name);
       return found == contents.texts.end() ? std::string(without) : plain_text(found->second, name, where);
     };
-    set.key_objective = known_objective(text("key_objective", "unknown"), where);
-    set.value_objective = known_objective(text("value_objective", "unknown"), where);
-    set.model.id = text("model_id", "");
-    for (const int id : layer_ids(contents)) set.layers.push_back({id, {}, {}});
+    RotationPart part;
+    part.key_objective = known_objective(text("key_objective", "unknown"), where);
+    part.value_objective = known_objective(text("value_objective", "unknown"), where);
+    part.model.id = text("model_id", "");
+    for (const int id : layer_ids(contents)) part.layers.push_back({id, {}, {}});
+    set = set_of(std::move(part));
   }
-  if (set.layers.empty()) {
-    throw DataError("there is no rotation set in this file", where, "\"oscar inspect\" says what it is");
+  RotationPart& part = set.rotations.begin()->second;
+  if (part.layers.empty()) {
+    throw DataError("there are no rotations in this file", where, "\"oscar inspect\" says what it is");
   }
-  fill_layers(set, contents.lookup, contents.separator, where);
-  if (!set.manifest.is_null()) require_agreement(manifest_disagreements(set), where);
-  require_agreement(contents.disagreements(set), where);
-  require_finite(set, where);
+  fill_layers(part, contents.lookup, contents.separator, where);
+  if (told) require_agreement(manifest_disagreements(set), where);
+  require_agreement(contents.disagreements(part, told), where);
+  require_finite(part, where);
   return set;
 }
 
 /// Tensors by name, and texts beside the manifest, that are not those which write_set_file() writes.
-std::vector<std::string> named_disagreements(const Contents& contents, const RotationPart& set) {
+std::vector<std::string> named_disagreements(const Contents& contents, const RotationPart& part, bool told) {
   std::vector<std::string> out;
-  std::set<std::string> known;
-  for (const auto& [name, tensor] : tensors_of(set, contents.separator)) known.insert(name);
+  Names known;
+  for (const auto& [name, tensor] : tensors_of(part, contents.separator)) known.insert(name);
   for (const std::string& name : contents.tensors) {
     if (!known.contains(name)) out.push_back("the tensor " + name + " is in no set with this manifest");
   }
-  const auto usual = metadata_of(set);
+  const auto usual = texts_of(part);
   for (const auto& [name, text] : contents.texts) {
-    if (set.manifest.is_null() || name == "manifest" || name == "sha256")
-      continue;  // the reader has looked at the checksums
+    if (!told || name == "manifest" || name == "sha256") continue;  // the reader has looked at the checksums
     const auto found = usual.find(name);
     if (found == usual.end() || found->second != text) {
       out.push_back("the text \"" + name + "\" is not what the manifest says");
@@ -330,7 +261,7 @@ TensorLookup lookup_in(const Hdf5Reader& file) {
           [&](const std::string& name) { return file.read("/" + name); }};
 }
 
-RotationPart read_h5(const fs::path& path) {
+Set read_h5(const fs::path& path) {
   const Hdf5Reader file(path);
   Contents contents;
   contents.separator = '/';
@@ -339,22 +270,20 @@ RotationPart read_h5(const fs::path& path) {
     const Tensor bytes = file.read("/manifest");
     contents.manifest.assign(reinterpret_cast<const char*>(bytes.data.data()), bytes.data.size());
   }
-  for (const char* name : {"key_objective", "value_objective", "model_id"}) {
+  for (const auto& [name, unused] : texts_of({})) {
     if (!file.has_attribute("/", name)) continue;
     const Hdf5Attribute value = file.attribute("/", name);
     if (const auto* text = std::get_if<std::string>(&value)) contents.texts[name] = *text;
   }
-  contents.disagreements = [&](const RotationPart& set) {
-    if (set.manifest.is_null()) require_bare_h5(file, set, path.string());
-    return set.manifest.is_null() ? std::vector<std::string>() : h5_disagreements(file, set, true);
-  };
+  contents.disagreements = [&](const RotationPart& part, bool told) { return disagreements_of(file, part, told); };
   if (file.has("/layers")) {
     for (const std::string& id : file.members("/layers")) contents.tensors.push_back("layers/" + id + "/");
   }
   return set_from(contents, path.string());
 }
 
-Contents contents_of(const SafetensorsFile& file) {
+Set read_safetensors(const fs::path& path) {
+  const SafetensorsFile file(path);
   Contents contents;
   contents.texts = file.metadata();
   if (const auto manifest = contents.texts.find("manifest"); manifest != contents.texts.end()) {
@@ -363,35 +292,22 @@ Contents contents_of(const SafetensorsFile& file) {
   for (const auto& [name, tensor] : file.tensors()) contents.tensors.push_back(name);
   contents.lookup = {[&file](const std::string& name) { return file.tensors().contains(name); },
                      [&file](const std::string& name) { return file.load(name); }};
-  return contents;
-}
-
-RotationPart read_safetensors(const fs::path& path) {
-  const SafetensorsFile file(path);
-  Contents contents = contents_of(file);
-  contents.disagreements = [&](const RotationPart& set) { return named_disagreements(contents, set); };
+  contents.disagreements = [&](const RotationPart& part, bool told) {
+    return named_disagreements(contents, part, told);
+  };
   return set_from(contents, path.string());
 }
 
 }  // namespace
 
-std::vector<NamedTensor> tensors_of(const RotationPart& set, char separator) {
-  std::vector<NamedTensor> out;
-  for (const LayerRotation& layer : set.layers) {
-    append_side(layer.key, true, side_prefix(layer.layer_id, true, separator), out);
-    append_side(layer.value, false, side_prefix(layer.layer_id, false, separator), out);
-  }
-  return out;
-}
-
-void require_finite(const RotationPart& set, const std::string& where) {
+void require_finite(const RotationPart& part, const std::string& where) {
   const auto finite = [](const std::vector<double>& values) {
     return std::ranges::all_of(values, [](double x) { return std::isfinite(static_cast<float>(x)); });
   };
   const auto sane = [](const std::vector<double>& values) {
     return std::ranges::all_of(values, [](double x) { return std::abs(x) <= 1e6; });
   };
-  for (const LayerRotation& layer : set.layers) {
+  for (const LayerRotation& layer : part.layers) {
     for (const SideTransform* side : {&layer.key, &layer.value}) {
       if (sane(side->rotation.data) && sane(side->read_rotation.data) && finite(side->rotation.data) &&
           finite(side->read_rotation.data) && finite(side->mean) && finite(side->eigenvalues) &&
@@ -404,39 +320,28 @@ void require_finite(const RotationPart& set, const std::string& where) {
   }
 }
 
-void write_set_file(const fs::path& path, SetFileKind kind, const RotationPart& set, bool alone) {
-  if (kind == SetFileKind::kH5) return write_set_h5(path, set, alone);
-  const auto tensors = tensors_of(set, '.');
-  std::map<std::string, std::string> metadata = metadata_of(set);
-  if (alone) metadata["manifest"] = make_manifest(set, Json::array()).dump(1);
-  write_safetensors(path, tensors, metadata, alone ? Checksums::kYes : Checksums::kNo);  // else the manifest has one
-}
+void write_part_h5(const fs::path& path, const RotationPart& part) { write_h5(path, part, ""); }
 
-void fill_from_h5(const fs::path& path, RotationPart& set) {
+void fill_from_h5(const fs::path& path, RotationPart& part) {
   const Hdf5Reader file(path);
-  fill_layers(set, lookup_in(file), '/', path.string());
+  fill_layers(part, lookup_in(file), '/', path.string());
 }
 
-void fill_from_safetensors(const fs::path& path, RotationPart& set) {
-  const SafetensorsFile file(path);
-  fill_layers(set, contents_of(file).lookup, '.', path.string());
+std::vector<std::string> h5_disagreements(const fs::path& path, const RotationPart& part) {
+  // The matrices of `part` came from this file, which was tried in another process then.
+  return disagreements_of(Hdf5Reader(path, Hdf5Source::kOwn), part, true);
 }
 
-std::vector<std::string> h5_disagreements(const fs::path& path, const RotationPart& set) {
-  // The matrices of `set` came from this file, which was tried in another process then.
-  return h5_disagreements(Hdf5Reader(path, Hdf5Source::kOwn), set, false);
+void write_set_file(const fs::path& path, SetFileKind kind, const Set& set) {
+  const RotationPart& part = set.rotations.begin()->second;
+  const std::string manifest = make_manifest(set, Json::array()).dump(1);
+  if (kind == SetFileKind::kH5) return write_h5(path, part, manifest);
+  auto texts = texts_of(part);
+  texts["manifest"] = manifest;
+  write_safetensors(path, tensors_of(part, '.'), texts, Checksums::kYes);
 }
 
-std::vector<std::string> safetensors_disagreements(const fs::path& path, const RotationPart& set) {
-  const SafetensorsFile file(path);
-  std::vector<std::string> out = named_disagreements(contents_of(file), set);
-  for (const auto& [name, tensor] : tensors_of(set, '.')) {
-    if (!file.tensors().contains(name) || !(file.at(name).copy() == tensor)) out.push_back(name + " is another tensor");
-  }
-  return out;
-}
-
-RotationPart read_set_file(const fs::path& path, SetFileKind kind) {
+Set read_set_file(const fs::path& path, SetFileKind kind) {
   return kind == SetFileKind::kH5 ? read_h5(path) : read_safetensors(path);
 }
 

@@ -4,19 +4,28 @@
 
 #include <filesystem>
 #include <functional>
+#include <string>
 
 #include "set/formats.hpp"
 #include "set/set.hpp"
 
 namespace oscar {
 
-/// Writes the folder whole or not at all, with serve.env beside the rotations that a server of OSCAR's reads. replace: a
-/// folder that holds a set of ours and nothing else may be there; otherwise that is a UsageError.
+/// Writes the folder whole or not at all, with serve.env beside the rotations that a server of OSCAR's reads. replace:
+/// a folder that holds a set of ours and nothing else may be there; otherwise that is a UsageError.
 void write_set(const std::filesystem::path& folder, const Set& set, const RotationFormats& formats, bool replace);
 
-/// Reads a set's folder: the schema, sizes and hashes of all listed files (unless the caller has compared them), and
-/// that all files say one thing, whichever the part (set/one_truth.hpp). A folder of bare .pt files of others is a set
-/// with one part, kRotationsName, and no manifest. Throws DataError.
+/// Makes a set of two foreign .pt files, which are copied as they are: with a manifest that says what they tell and
+/// what not. source: where they were fetched, or empty.
+void write_foreign_set(const std::filesystem::path& folder, const std::filesystem::path& key_file,
+                       const std::filesystem::path& value_file, const std::string& source, bool replace);
+
+/// Whether the caller compares the files of a folder itself with what its manifest says.
+enum class ListedFiles { kCheck, kChecked };
+
+/// Reads a set's folder: the schema, sizes and hashes of all listed files, and that all files say one thing, whichever
+/// the part (set/one_truth.hpp). kChecked: neither is looked at. A folder of bare .pt files of others is a set with one
+/// part, kRotationsName, and no manifest. Throws DataError.
 [[nodiscard]] Set read_set(const std::filesystem::path& folder, ListedFiles listed = ListedFiles::kCheck);
 
 /// read_set(), for who takes a stranger's set in and needs nothing of it.

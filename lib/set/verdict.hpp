@@ -28,13 +28,17 @@ enum class Verdict {
   }
 }
 
-/// Returns the verdict in `verification` of a rotation set's manifest, or of its summary in a zoo's index; none if the
-/// set has not been verified, or if the manifest says something else than name_of() gives.
-[[nodiscard]] inline std::optional<Verdict> recorded_verdict(const Json& manifest) {
-  const Json verification = manifest.is_object() ? manifest.value("verification", Json()) : Json();
-  const Json recorded = verification.is_object() ? verification.value("verdict", Json()) : Json();
+/// Returns the verdict in `verification` of a set's manifest, or of its summary in a zoo's index; with `reader` that
+/// for this server or library. None if the set has not been verified, or if it says something else than name_of()
+/// gives.
+[[nodiscard]] inline std::optional<Verdict> recorded_verdict(const Json& manifest, const std::string& reader = "") {
+  const auto member = [](const Json& json, const std::string& name) {
+    return json.is_object() ? json.value(name, Json()) : Json();
+  };
+  Json said = member(manifest, "verification");
+  if (!reader.empty()) said = member(member(said, "readers"), reader);
   for (const Verdict verdict : {Verdict::kAccepted, Verdict::kRejected, Verdict::kNotMeasured}) {
-    if (recorded == name_of(verdict)) return verdict;
+    if (member(said, "verdict") == name_of(verdict)) return verdict;
   }
   return std::nullopt;
 }
@@ -45,6 +49,11 @@ enum class Verdict {
   if (!recorded) return "not verified";
   if (*recorded == Verdict::kNotMeasured) return "not measured by its maker";
   return name_of(*recorded) + " by its maker's verify";
+}
+
+/// Returns the verdict as files say it, or "not verified".
+[[nodiscard]] inline std::string name_of(std::optional<Verdict> recorded) {
+  return recorded ? name_of(*recorded) : "not verified";
 }
 
 }  // namespace oscar

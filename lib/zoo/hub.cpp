@@ -7,6 +7,7 @@
 #include "base/files.hpp"
 #include "set/convert.hpp"
 #include "set/names.hpp"
+#include "set/set_folder.hpp"
 #include "zoo/name.hpp"
 #include "zoo/signatures.hpp"
 
@@ -88,9 +89,9 @@ void make_set_of_files(const fs::path& files_folder, const fs::path& set, const 
   };
   const fs::path keys = only("k_rotation"), values = only("v_rotation");
   if (!keys.empty() && !values.empty()) return write_foreign_set(set, keys, values, source, true);
-  RotationPart foreign = read_any_set(files.size() == 1 ? files_folder / files.front() : files_folder);
+  Set foreign = read_any_set(files.size() == 1 ? files_folder / files.front() : files_folder);
   if (!foreign.origin.is_null()) foreign.origin["source"] = source;
-  write_rotation_set(set, foreign, {}, true);
+  write_set(set, foreign, {}, true);
 }
 
 HubStore::HubStore(const std::string& zoo, const TransferOptions& options, Status& status)

@@ -10,42 +10,27 @@
 #include "base/files.hpp"
 #include "remote/fetch.hpp"
 #include "remote/hub.hpp"
-#include "set/verdict.hpp"
+#include "set/set.hpp"
+#include "zoo/set_manifest.hpp"
 
 namespace oscar {
 namespace {
 
-Json summary_at(const Json& summary, const char* pointer) {
+/// Null unless it is there and a text, or a number.
+Json at(const Json& summary, const std::string& pointer) {
   const Json::json_pointer path(pointer);
-  return summary.contains(path) ? summary.at(path) : Json();
+  const Json found = summary.contains(path) ? summary.at(path) : Json();
+  return found.is_string() || found.is_number() ? found : Json();
 }
 
-std::string text_of_member(const Json& value) { return value.is_string() ? value.get<std::string>() : ""; }
-
-std::optional<double> figure(const Json& value) {
-  return value.is_number() ? std::optional(value.get<double>()) : std::nullopt;
+std::string text_at(const Json& summary, const std::string& pointer) {
+  const Json found = at(summary, pointer);
+  return found.is_string() ? found.get<std::string>() : "";
 }
 
-/// The KLD of the set itself, not of a method that verify compared it with.
-std::optional<double> kld_of(const Json& summary) {
-  const Json methods = summary_at(summary, "/verification/methods");
-  for (const Json& method : methods.is_object() ? methods : Json::object()) {
-    if (text_of_member(summary_at(method, "/kind")) == "this") return figure(summary_at(method, "/model/kld_mean"));
-  }
-  return std::nullopt;
-}
-
-ListedSet listed(ZooEntry entry) {
-  const Json& summary = entry.summary;
-  const std::optional<Verdict> verdict = recorded_verdict(summary);
-  return {.entry = entry,
-          .model = text_of_member(summary_at(summary, "/model")),
-          .recipe = text_of_member(summary_at(summary, "/recipe")),
-          .codec = text_of_member(summary_at(summary, "/codec")),
-          .verdict = verdict ? name_of(*verdict) : "not verified",
-          .key_bits = figure(summary_at(summary, "/bits/key")),
-          .value_bits = figure(summary_at(summary, "/bits/value")),
-          .kld = kld_of(summary)};
+Json number_at(const Json& summary, const std::string& pointer) {
+  const Json found = at(summary, pointer);
+  return found.is_number() ? found : Json();
 }
 
 std::string small_letters(std::string text) {
@@ -53,24 +38,29 @@ std::string small_letters(std::string text) {
   return text;
 }
 
-bool fits(const ListedSet& set, const std::string& pattern) {
+bool fits(const std::string& name, const std::string& pattern) {
   if (pattern.find_first_of("*?") == std::string::npos) {
-    return small_letters(set.name()).find(small_letters(pattern)) != std::string::npos;
+    return small_letters(name).find(small_letters(pattern)) != std::string::npos;
   }
-  return ::fnmatch(pattern.c_str(), set.name().c_str(), FNM_CASEFOLD) == 0;
+  return ::fnmatch(pattern.c_str(), name.c_str(), FNM_CASEFOLD) == 0;
 }
 
-Json or_null(const std::optional<double>& value) { return value ? Json(*value) : Json(); }
-
-Json row_of(const ListedSet& set) {
-  const ZooEntry& entry = set.entry;
-  return {{"name", set.name()},
-          {"model", set.model},
-          {"recipe", set.recipe},
-          {"codec", set.codec},
-          {"bits", {{"key", or_null(set.key_bits)}, {"value", or_null(set.value_bits)}}},
-          {"kld", or_null(set.kld)},
-          {"verdict", set.verdict},
+Json row_of(const ZooEntry& entry) {
+  const Json& summary = entry.summary;
+  Json parts = Json::object();
+  for (const std::string name : {kCodedName, kRotationsName, kWithMeansName}) {
+    const std::string part = "/parts/" + name, method = "/verification/methods/" + name;
+    if (!summary.contains(Json::json_pointer(part))) continue;
+    parts[name] = {
+        {"bits",
+         {{"key", number_at(summary, part + "/bits/key")}, {"value", number_at(summary, part + "/bits/value")}}},
+        {"kld", number_at(summary, method + "/model/kld_mean")}};
+  }
+  return {{"name", entry.model + ":" + entry.tag},
+          {"model", text_at(summary, "/model")},
+          {"recipe", text_at(summary, "/recipe")},
+          {"parts", std::move(parts)},
+          {"readers", readers_of(summary)},
           {"total_size", entry.total_size},
           {"created", entry.created},
           {"forced", entry.forced},
@@ -114,18 +104,11 @@ ZooList list_zoo(const ListOptions& options, Status& status, const TransportFact
   const auto transport = open(zoo, options.transfer);
   const std::string index = fetch_text(*transport, kIndexName, {0, kMaxDocumentBytes}, options.transfer, status);
   const std::vector<ZooEntry> entries = ZooIndex(index, transport->where(kIndexName)).entries();
-  ZooList list{zoo.text(), entries.size(), {}};
+  ZooList list{zoo.text(), entries.size()};
   for (const ZooEntry& entry : entries) {
-    ListedSet set = listed(entry);
-    if (fits(set, options.pattern)) list.sets.push_back(std::move(set));
+    if (fits(entry.model + ":" + entry.tag, options.pattern)) list.rows.push_back(row_of(entry));
   }
   return list;
-}
-
-Json to_json(const ZooList& list) {
-  Json sets = Json::array();
-  for (const ListedSet& set : list.sets) sets.push_back(row_of(set));
-  return {{"zoo", list.zoo}, {"sets", std::move(sets)}};
 }
 
 }  // namespace oscar

@@ -5,7 +5,6 @@
 
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "base/status.hpp"
 #include "remote/transport.hpp"
@@ -29,29 +28,18 @@ struct ListOptions {
   TransferOptions transfer;
 };
 
-/// One line of the list. Texts and figures that the index lacks, or has with another type, are empty.
-struct ListedSet {
-  ZooEntry entry;
-  std::string model, recipe, codec;
-  std::string verdict;  // verify's, or "not verified"
-  std::optional<double> key_bits, value_bits;
-  std::optional<double> kld;  // mean KL of the model's predictions, nats a token
-
-  /// "ORG/MODEL:TAG"
-  [[nodiscard]] std::string name() const { return entry.model + ":" + entry.tag; }
-};
-
+/// rows: of each set "name" ("ORG/MODEL:TAG"), "model", "recipe", "parts" ({"coded": {"bits": {"key", "value"},
+/// "kld"}}, kld being the mean KL of the model's predictions, nats a token), "readers" (readers_of()), "total_size",
+/// "created", "forced", "signed_by" and "manifest_sha256". Texts that the index lacks, or has with another type, are
+/// empty, figures null.
 struct ZooList {
   std::string zoo;
   std::size_t all = 0;  // sets that the zoo has
-  std::vector<ListedSet> sets;
+  Json rows = Json::array();
 };
 
 /// Lists what a zoo has. Throws UsageError, TransportError, and DataError for a malformed index.
 [[nodiscard]] ZooList list_zoo(const ListOptions& options, Status& status,
                                const TransportFactory& open = open_transport);
-
-/// "oscar zoo list --json": "zoo", and "sets" with the members of ListedSet.
-[[nodiscard]] Json to_json(const ZooList& list);
 
 }  // namespace oscar

@@ -44,7 +44,7 @@ SetName parse_set_name(const std::string& text) {
   }
   const bool pinned = !name.manifest_sha256.empty();
   if (!is_model_name(name.model) || !(pinned ? is_sha256(name.manifest_sha256) : is_tag(name.tag))) {
-    throw UsageError("\"" + text + "\" is not a name of a rotation set", "NAME",
+    throw UsageError("\"" + text + "\" is not a name of a set", "NAME",
                      "write ORG/MODEL, ORG/MODEL:TAG or ORG/MODEL@sha256:HEX, with letters, digits, '.', '_' and '-'");
   }
   return name;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Names of rotation sets: ORG/MODEL, ORG/MODEL:TAG, or ORG/MODEL@sha256:HEX for one exact content. Case is kept.
+// Names of sets: ORG/MODEL, ORG/MODEL:TAG, or ORG/MODEL@sha256:HEX for one exact content. Case is kept.
 // Each part has letters, digits, '.', '_' and '-', at most 96 of them, starts with a letter, a digit or '_', and has no
 // "..": so a name is also a safe path. Non-goal: aliases.
 #pragma once

@@ -15,10 +15,8 @@
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/sha256.hpp"
-#include "set/coded_part.hpp"
 #include "remote/transport.hpp"
 #include "set/manifest.hpp"
-#include "set/verdict.hpp"
 #include "zoo/cache.hpp"
 #include "zoo/download.hpp"
 #include "zoo/hub.hpp"
@@ -43,29 +41,25 @@ std::string utc_now() {
 
 SetManifest read_publishable(const PublishOptions& options) {
   if (!fs::exists(options.set / kManifestName)) {
-    throw DataError("no rotation set with a manifest.json is here", options.set.string(),
+    throw DataError("no set with a manifest.json is here", options.set.string(),
                     "make one of bare files first: oscar convert IN OUT --to set, then oscar verify OUT");
   }
   SetManifest manifest = read_set_manifest(options.set);
-  const bool coded = manifest.document.at("schema") == kCodedSchema;
-  validate_json(manifest.document, coded ? kCodedSchema : "oscar.rotation_set.v1",
-                (options.set / kManifestName).string());
+  validate_json(manifest.document, kSetSchema, (options.set / kManifestName).string());
   return manifest;
 }
 
-void require_accepted(std::optional<Verdict> verdict, const PublishOptions& options, Status& status) {
-  if (verdict == Verdict::kAccepted) return;
-  const char* what = !verdict                         ? "the set has not been verified"
-                     : *verdict == Verdict::kRejected ? "verify did not accept the set: rejected"
-                                                      : "verify has not measured the set: only its structure is known";
+void require_accepted(const SetManifest& manifest, const PublishOptions& options, Status& status) {
+  const Json readers = readers_of(manifest.document);
+  if (any_accepted(readers)) return;
+  const std::string what = "verify has accepted the set for no reader: " + verdicts_text(readers);
   if (!options.force) {
     throw DataError(what, options.set.string(),
                     "run oscar verify on it with --model and text, or --dump, or pass --force (the index will say so)");
   }
-  status.warning(std::string(what) + "; published because of --force, and the index says so");
+  status.warning(what + "; published because of --force, and the index says so");
 }
 
-/// Model, recipe, codec, bits, layers and figures, for people who choose a set; the manifest decides.
 /// The figures of `verification` without its per-layer lists.
 Json without_lists(const Json& value) {
   if (!value.is_object()) return value;
@@ -76,22 +70,26 @@ Json without_lists(const Json& value) {
   return kept;
 }
 
-/// Bits of one code; of a coded set, of one stored value with its share of the scales.
-double bits_of_side(const Json& manifest, std::size_t side) {
-  if (manifest.at("schema") != kCodedSchema) return std::log2(manifest.at("codec").at("levels").at(side).get<double>());
+/// Bits of one code; of the coded cache, of one stored value with its share of the scales.
+double bits_of_side(const Json& part, std::size_t side) {
+  if (part.at("codec").contains("levels")) return std::log2(part["codec"]["levels"].at(side).get<double>());
   double bits = 0;
-  for (const Json& layer : manifest.at("layers"))
-    bits += layer.at(side == 0 ? "key" : "value").at("bits").get<double>();
-  return bits / static_cast<double>(manifest.at("layers").size());
+  for (const Json& layer : part.at("layers")) bits += layer.at(side == 0 ? "key" : "value").at("bits").get<double>();
+  return std::round(bits / static_cast<double>(part["layers"].size()) * 100) / 100;
 }
 
+/// Model, parts, readers and figures, for people who choose a set; the manifest decides.
 Json summary_of_set(const Json& manifest) {
-  const auto bits = [&](std::size_t side) { return std::round(bits_of_side(manifest, side) * 100) / 100; };
+  Json parts;
+  for (const auto& [name, part] : manifest.at("parts").items()) {
+    parts[name] = {{"recipe", part.at("recipe").at("name")},
+                   {"bits", {{"key", bits_of_side(part, 0)}, {"value", bits_of_side(part, 1)}}},
+                   {"num_layers", part.at("layers").size()}};
+  }
   return {{"model", manifest.at("model").at("id")},
           {"recipe", manifest.at("recipe").at("name")},
-          {"codec", manifest.at("codec").at("name")},
-          {"bits", {{"key", bits(0)}, {"value", bits(1)}}},
-          {"num_layers", manifest.at("layers").size()},
+          {"parts", std::move(parts)},
+          {"readers", manifest.at("readers")},
           {"verification", without_lists(manifest.value("verification", Json()))}};
 }
 
@@ -144,7 +142,6 @@ struct Publication {
   Status& status;
   SetName name;
   SetManifest manifest;
-  std::optional<Verdict> verdict;
 
   Publication(const PublishOptions& options_, Status& status_, const ExamineSet& examine)
       : options(options_), status(status_), name(parse_set_name(options_.name)) {
@@ -153,7 +150,6 @@ struct Publication {
     }
     manifest = read_publishable(options);
     examine(options.set);
-    verdict = recorded_verdict(manifest.document);
   }
 
   [[nodiscard]] std::string folder() const { return published_path(name); }
@@ -164,7 +160,7 @@ struct Publication {
   }
 
   void require_allowed(const std::optional<ZooEntry>& before, const std::string& where) const {
-    require_accepted(verdict, options, status);
+    require_accepted(manifest, options, status);
     if (before && before->manifest_sha256 != manifest.sha256 && !options.force) {
       throw UsageError("the zoo has another set under " + name.text(), where,
                        "choose another tag, or pass --force to replace it");
@@ -172,7 +168,7 @@ struct Publication {
   }
 
   [[nodiscard]] ZooEntry entry(const std::string& signature) const {
-    ZooEntry made = make_entry(name, manifest, verdict != Verdict::kAccepted);
+    ZooEntry made = make_entry(name, manifest, !any_accepted(readers_of(manifest.document)));
     if (signature.empty()) return made;
     for (const PublicKey& key : check_signatures(manifest.text, signature, kSignatureName)) {
       made.signed_by.push_back(key.base64);

@@ -10,7 +10,6 @@
 #include "base/sha256.hpp"
 #include "base/text.hpp"
 #include "set/manifest.hpp"
-#include "set/verdict.hpp"
 #include "zoo/cache.hpp"
 #include "zoo/download.hpp"
 #include "zoo/hub.hpp"
@@ -319,10 +318,14 @@ class Pull {
   }
 
   [[nodiscard]] PullResult result(const fs::path& path, const SetManifest& manifest, bool fetched) const {
-    if (const auto verdict = recorded_verdict(manifest.document); verdict != Verdict::kAccepted) {
-      status_.warning("verify has not accepted this set (" + claim_of(verdict) + "): use it with care");
+    Json readers = readers_of(manifest.document);
+    const std::string verdicts = verdicts_text(readers);
+    if (!any_accepted(readers)) {
+      status_.warning("its maker's verify has accepted this set for no reader (" + verdicts + "): use it with care");
+    } else {
+      status_.notice("by its maker's verify: " + verdicts);
     }
-    return {path, asked_, zoo_.text(), manifest.sha256, manifest.total_size, fetched};
+    return {path, asked_, zoo_.text(), manifest.sha256, manifest.total_size, fetched, std::move(readers)};
   }
 
   const PullOptions& options_;

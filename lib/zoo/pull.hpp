@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Fetches a rotation set: index.json, then the set's manifest.json, then its files, each checked by size and sha256.
+// Fetches a set: index.json, then the set's manifest.json, then its files, each checked by size and sha256.
 // A name that was pulled from a web server before is answered from the cache without network until `refresh` asks
 // again; a zoo in a folder is asked every time. ORG/MODEL@sha256:HEX is answered from the cache whenever it is there.
 // hf://ORG/REPO/FOLDER[@REVISION] is a folder on the Hugging Face Hub: a set of ours as it is, rotation files of others
@@ -14,9 +14,8 @@
 #include <vector>
 
 #include "base/status.hpp"
-#include "set/coded_part.hpp"
 #include "remote/transport.hpp"
-#include "set/one_truth.hpp"
+#include "set/set_folder.hpp"
 
 namespace oscar {
 
@@ -53,11 +52,12 @@ struct PullResult {
   std::string manifest_sha256;
   std::uint64_t total_size = 0;
   bool fetched = false;  // false: the files were here already
+  Json readers;          // which part each reads, and its verdict: readers_of()
 };
 
 /// examine: looks at the folder of a set that was fetched, before it is given to anybody; throws DataError for one that
 /// contradicts itself.
 [[nodiscard]] PullResult pull(const PullOptions& options, Status& status, const TransportFactory& open = open_transport,
-                              const ExamineSet& examine = require_sound_set_of_any_kind);
+                              const ExamineSet& examine = require_sound_set);
 
 }  // namespace oscar

@@ -9,12 +9,14 @@
 #include "base/files.hpp"
 #include "base/sha256.hpp"
 #include "remote/transport.hpp"
+#include "set/set.hpp"
+#include "set/verdict.hpp"
 #include "zoo/name.hpp"
 
 namespace oscar {
 namespace {
 
-constexpr std::string_view kSchemaFamily = "oscar.rotation_set.";
+constexpr std::string_view kSchemaFamily = "oscar.set.";
 constexpr char kPublishAgain[] = "write the set with oscar fit and publish it again";
 
 bool has_control_characters(const std::string& text) {
@@ -64,7 +66,7 @@ SetManifest parse_set_manifest(std::string text, const std::string& where) {
   const Json& document = manifest.document;
   const Json schema = document.is_object() ? document.value("schema", Json()) : Json();
   if (!schema.is_string() || !schema.get<std::string>().starts_with(kSchemaFamily)) {
-    throw DataError("not the manifest of a rotation set", where, "name the folder that oscar fit wrote");
+    throw DataError("not the manifest of a set", where, "name the folder that oscar fit wrote");
   }
   const Json files = document.value("files", Json());
   if (!files.is_array() || files.empty()) throw DataError("the manifest lists no files", where, kPublishAgain);
@@ -80,6 +82,30 @@ SetManifest parse_set_manifest(std::string text, const std::string& where) {
   manifest.sha256 = sha256_hex(text);
   manifest.text = std::move(text);
   return manifest;
+}
+
+Json readers_of(const Json& document) {
+  Json found = Json::object();
+  const Json told = document.is_object() ? document.value("readers", Json()) : Json();
+  for (const Reader& reader : readers()) {
+    const Json part = told.is_object() ? told.value(reader.name, Json()) : Json();
+    if (!part.is_string()) continue;
+    found[reader.name] = {{"part", part}, {"verdict", name_of(recorded_verdict(document, reader.name))}};
+  }
+  return found;
+}
+
+bool any_accepted(const Json& readers) {
+  return std::ranges::any_of(readers,
+                             [](const Json& each) { return each.at("verdict") == name_of(Verdict::kAccepted); });
+}
+
+std::string verdicts_text(const Json& readers) {
+  std::string text;
+  for (const auto& [name, each] : readers.items()) {
+    text += (text.empty() ? "" : ", ") + name + " " + each.at("verdict").get<std::string>();
+  }
+  return text;
 }
 
 SetManifest read_set_manifest(const fs::path& folder) {

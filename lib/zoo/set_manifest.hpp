@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What a zoo needs to know of a rotation set: its manifest's bytes, and the files that these list. The manifest's
+// What a zoo needs to know of a set: its manifest's bytes, and the files that these list. The manifest's
 // sha256 names the content: every file follows from it. Tensors are never opened here, so sets with recipes that this
 // version does not know can be carried too.
 #pragma once
@@ -31,11 +31,19 @@ struct SetManifest {
   std::uint64_t total_size = 0;  // manifest and files
 };
 
-/// Parses the manifest of a set. Throws DataError: not a rotation set's manifest, or a file list with unsafe or
+/// Parses the manifest of a set. Throws DataError: not a set's manifest, or a file list with unsafe or
 /// colliding paths.
 [[nodiscard]] SetManifest parse_set_manifest(std::string text, const std::string& where);
 /// Reads the manifest in a set's folder.
 [[nodiscard]] SetManifest read_set_manifest(const std::filesystem::path& folder);
+
+/// Returns what a manifest, or its summary in an index, says of each reader that is known: {"vllm": {"part": "coded",
+/// "verdict": "accepted"}}, in the words of name_of().
+[[nodiscard]] Json readers_of(const Json& document);
+/// Whether one of these verdicts is "accepted".
+[[nodiscard]] bool any_accepted(const Json& readers);
+/// "vllm accepted, sglang not verified".
+[[nodiscard]] std::string verdicts_text(const Json& readers);
 
 enum class SetCheck { sizes, hashes };
 /// The manifest of the set in `folder`, if it has this hash and its files have the listed sizes (or, slower, hashes).

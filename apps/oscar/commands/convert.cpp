@@ -28,6 +28,7 @@ void run(ConvertCommand& command, Context& context) {
   emit_json(context, {{"path", command.out.string()},
                       {"from", name_of(result.from)},
                       {"to", name_of(result.to)},
+                      {"parts", result.parts},
                       {"layers", result.layers},
                       {"lost", result.lost}});
 }
@@ -36,14 +37,14 @@ void run(ConvertCommand& command, Context& context) {
 
 void register_convert(CLI::App& app, Context& context) {
   const auto command = std::make_shared<ConvertCommand>();
-  CLI::App* convert = app.add_subcommand("convert", "Rewrite a rotation set for another reader, bit for bit");
+  CLI::App* convert = app.add_subcommand("convert", "Rewrite a set for another reader, bit for bit");
   convert->footer(
       "Examples:\n"
       "  oscar convert set set.safetensors\n"
       "  oscar convert theirs set --to set");
   convert
       ->add_option("IN", command->in,
-                   "A rotation set, a folder of .pt files (also MLA: layer_<id>.pt), or a .h5, .safetensors or .gguf "
+                   "A set, a folder of .pt files (also MLA: layer_<id>.pt), or a .h5, .safetensors or .gguf "
                    "file")
       ->required();
   writes(convert->add_option("OUT", command->out, "File or folder to write"))->required();
@@ -52,6 +53,11 @@ void register_convert(CLI::App& app, Context& context) {
           "--to", command->to,
           "Shape of OUT: set, pt, h5, safetensors, gguf or mla; default: by OUT's extension, a folder is a set")
       ->check(CLI::IsMember(set_format_names()));
+  convert
+      ->add_option("--part", command->options.part,
+                   "The part of a set to take: rotations, with_means, or coded for another set; default: all for "
+                   "another set, else rotations, or the only one")
+      ->type_name("NAME");
   convert->add_option("--into", command->options.model, "Model whose copy gets the rotations, for .gguf")
       ->type_name("MODEL.gguf");
   convert->add_option("--pair", command->options.pair,
@@ -61,7 +67,7 @@ void register_convert(CLI::App& app, Context& context) {
       ->add_option("--pt-version", command->options.pt_version, "With --to pt: 1, 2 or 3; 0 = the lowest that holds it")
       ->check(CLI::Range(0, 3))
       ->capture_default_str();
-  convert->add_option("--format", command->formats, "With a set as output, its files: pt, h5, safetensors")
+  convert->add_option("--format", command->formats, "With a set as output, files of its rotations: pt, h5 or both")
       ->capture_default_str();
   convert->add_flag("--force", command->options.replace, "Replace OUT if it exists");
   add_json_option(*convert, context);

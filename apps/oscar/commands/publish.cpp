@@ -22,11 +22,11 @@ void run(const PublishOptions& options, Context& context) {
 
 void register_publish(CLI::App& app, Context& context) {
   const auto options = std::make_shared<PublishOptions>();
-  CLI::App* publish = app.add_subcommand("publish", "Add a verified rotation set to a zoo");
+  CLI::App* publish = app.add_subcommand("publish", "Add a verified set to a zoo");
   publish->footer(
       "Examples:\n"
       "  oscar publish set --zoo my-zoo --name me/my-model:v1");
-  publish->add_option("ROTATIONS", options->set, "Folder of the rotation set")->required();
+  publish->add_option("SET", options->set, "Folder of the set")->required();
   publish->add_option("--zoo", options->zoo, "Folder (made if missing), or hf://ORG/REPO")
       ->type_name("DIR|hf://ORG/REPO")
       ->required()
@@ -36,7 +36,7 @@ void register_publish(CLI::App& app, Context& context) {
       ->required();
   publish->add_flag(
       "--force", options->force,
-      "Publish what verify has not accepted (the index says so), and replace a tag that holds another set");
+      "Publish what verify has accepted for no reader (the index says so), and replace a tag that holds another set");
   publish->add_option("--sign", options->sign, "Sign the manifest with this Ed25519 key (PEM)")->type_name("KEY");
   add_timeout_option(*publish, options->transfer.timeout_seconds);
   add_json_option(*publish, context);

@@ -18,14 +18,15 @@ void run(const PullOptions& options, Context& context) {
                       {"path", result.path.string()},
                       {"manifest_sha256", result.manifest_sha256},
                       {"total_size", result.total_size},
-                      {"fetched", result.fetched}});
+                      {"fetched", result.fetched},
+                      {"readers", result.readers}});
 }
 
 }  // namespace
 
 void register_pull(CLI::App& app, Context& context) {
   const auto options = std::make_shared<PullOptions>();
-  CLI::App* pull = app.add_subcommand("pull", "Fetch a rotation set from a zoo, check it, print its path");
+  CLI::App* pull = app.add_subcommand("pull", "Fetch a set from a zoo, check it, print its path");
   pull->footer(
       "Examples:\n"
       "  oscar pull me/my-model --zoo https://example.org/zoo\n"
@@ -43,7 +44,7 @@ void register_pull(CLI::App& app, Context& context) {
       "Of a folder on the Hub with several pairs of .pt files, which: what follows k_rotation_ in the name "
       "of its key file (perhead); default: the only pair");
   writes(pull->add_option("--out", options->out, "Write the set to this folder; default: the cache"))->type_name("DIR");
-  pull->add_flag("--force", options->force, "Replace another rotation set in --out");
+  pull->add_flag("--force", options->force, "Replace another set in --out");
   CLI::Option* offline = pull->add_flag("--offline", options->offline, "Use only what the cache has");
   pull->add_flag("--refresh", options->refresh, "Ask a web zoo again although the cache knows the name")
       ->excludes(offline);

@@ -10,24 +10,21 @@
 
 #include "base/errors.hpp"
 #include "base/text.hpp"
-#include "measure/set_method.hpp"
-#include "set/coded_part.hpp"
 #include "commands/commands.hpp"
 #include "console.hpp"
+#include "measure/set_method.hpp"
 #include "model_input.hpp"
 #include "options.hpp"
 #include "remote/curl_call.hpp"
-#include "set/one_truth.hpp"
 #include "serve/long_check.hpp"
-#include "verify/methods.hpp"
-#include "verify/structure/subject.hpp"
+#include "set/set_folder.hpp"
 
 namespace oscar {
 namespace {
 
 struct ServeCheckCommand {
   std::filesystem::path rotations;
-  std::string url, reference;
+  std::string url, reference, reader;
   ModelInput input;
   ServeCheckOptions options;
   std::string long_reference, save_long;  // of --long: an address, or a file of --save-long
@@ -64,18 +61,23 @@ serve::AskServer asker(const StoreLocation& server, double timeout_seconds, Stat
   };
 }
 
-/// The cache that a server of this set has. Throws UsageError, DataError.
-ServedSet served_set(const std::filesystem::path& rotations) {
-  if (is_coded_set(rotations)) {
-    const CodedPart set = read_coded_set(rotations);
-    return {method_of(set, set.windows), {}};
+/// The cache that a server of this set has: that of the part which `reader` reads. Throws UsageError, DataError.
+ServedSet served_set(const std::filesystem::path& folder, const std::string& reader) {
+  const Set set = read_set(folder);  // a server that calibrates itself writes into the set that it was given
+  if (set.manifest.is_null()) throw UsageError("this is no set with a manifest", folder.string(), "oscar convert it");
+  const auto parts = parts_of_readers(set);
+  const auto own = reader.empty() ? parts.begin() : parts.find(reader);
+  if (own == parts.end()) {
+    throw UsageError("the set has no part for " + (reader.empty() ? "any server" : reader), folder.string(),
+                     "fit one: oscar fit --for " + (reader.empty() ? "vllm" : reader));
   }
-  const RotationSubject subject = read_rotations(rotations);
-  if (!subject.ours)
-    throw UsageError("this is no rotation set with a manifest", rotations.string(), "oscar convert it");
-  require_sound_set(rotations);  // a server that calibrates itself writes into the set that it was given
-  const RotationPart set = set_of(subject);
-  return {method_of(set, set.windows), served_files(set)};
+  const std::string& part = own->second;
+  if (reader.empty() && std::ranges::any_of(parts, [&](const auto& other) { return other.second != part; })) {
+    throw UsageError("servers read different parts of this set", folder.string(),
+                     "say which server it is: --for vllm, sglang, sglang-v1 or llamacpp");
+  }
+  if (part == kCodedName) return {method_of(*set.coded, set.windows), {}};
+  return {method_of(set.rotations.at(part), set.windows), served_files(set, part)};
 }
 
 /// Generated tokens below which a set that the server does not use can agree with it by chance.
@@ -159,7 +161,7 @@ class ServeCheck {
     if (!c_.long_reference.empty() || !c_.save_long.empty()) require_enough(c_);
     if (!c_.save_long.empty()) return save();
     if (c_.rotations.empty()) {
-      throw UsageError("no rotation set", "ROTATIONS", "name the set that the server should use");
+      throw UsageError("no set", "SET", "name the set that the server should use");
     }
     check();
   }
@@ -196,7 +198,7 @@ class ServeCheck {
   }
 
   void check() {
-    const ServedSet set = served_set(c_.rotations);
+    const ServedSet set = served_set(c_.rotations, c_.reader);
     const auto backend = make_backend(context_.common.device, status_);
     std::unique_ptr<ModelRunner> runner;
     ServeReference reference;
@@ -243,6 +245,10 @@ void add_check_options(CLI::App& command, ServeCheckCommand& c) {
     return command.add_option(name, value, help)->capture_default_str()->group(group);
   };
   const char *const check = "Check", *const more = "More about the check";
+  add(check, "--for", c.reader,
+      "What the server is, where servers read different parts of the set: vllm, transformers, sglang, sglang-v1, "
+      "llamacpp")
+      ->check(CLI::IsMember({"vllm", "transformers", "sglang", "sglang-v1", "llamacpp"}));
   add(check, "--served-model", c.options.served_model, "Its name at the server; default: the first that it lists");
   add(check, "--prompts", c.options.prompts, "Texts to be continued")->check(kPositive);
   add(check, "--needles", c.options.needles, "Prompts that repeat a span from their beginning")->check(kNonNegative);
@@ -291,15 +297,14 @@ void add_check_options(CLI::App& command, ServeCheckCommand& c) {
 }  // namespace
 
 void register_serve_check(CLI::App& app, Context& context) {
-  CLI::App* command = app.add_subcommand("serve-check", "Find out whether a running server uses a rotation set");
+  CLI::App* command = app.add_subcommand("serve-check", "Find out whether a running server uses a set");
   command->footer(
       "Examples:\n"
       "  oscar serve-check set --url http://localhost:30000 --model Qwen3-8B\n"
       "  oscar serve-check --url http://localhost:30000 --model Qwen3-8B --save-long bf16.json\n"
       "  oscar serve-check set --url http://localhost:30000 --model Qwen3-8B --long bf16.json");
   auto options = std::make_shared<ServeCheckCommand>();
-  command->add_option("ROTATIONS", options->rotations,
-                      "The rotation set that it should use; without it only --save-long");
+  command->add_option("SET", options->rotations, "The set that it should use; without it only --save-long");
   command
       ->add_option("--url", options->url, "Of a server with OpenAI's completions interface, like http://localhost:8000")
       ->required();

@@ -12,13 +12,15 @@
 #include "base/text.hpp"
 #include "commands/commands.hpp"
 #include "console.hpp"
-#include "set/formats.hpp"
+#include "set/set_folder.hpp"
 
 namespace oscar {
 namespace {
 
 struct ServeEnvCommand {
-  std::filesystem::path rotations;
+  std::filesystem::path set;
+  std::string reader;
+  bool allow_rejected = false;
   std::vector<std::string> server;
 };
 
@@ -34,15 +36,20 @@ struct ServeEnvCommand {
 }
 
 void run(const ServeEnvCommand& command, const Context& context) {
-  const RotationPart set = read_rotation_set(command.rotations);
+  const Set set = read_set(command.set);
   if (set.manifest.is_null()) {
-    throw UsageError("only a set with a manifest says how it is served", command.rotations.string(),
+    throw UsageError("only a set with a manifest says how it is served", command.set.string(),
                      "make one of bare files: oscar convert IN OUT --to set");
   }
-  const ServerSettings settings = server_settings(set, command.rotations);
-  Json document{{"path", command.rotations.string()},
-                {"environment", Json::object()},
-                {"arguments", settings.arguments},
+  const ServerSettings settings = server_settings(set, command.reader, command.set);
+  const std::string used = settings.server + " reads the part " + settings.part + ", " + claim_of(settings.verdict);
+  if (settings.verdict == Verdict::kRejected && !command.allow_rejected) {
+    throw DataError(used, command.set.string(), "fit another set, or pass --allow-rejected");
+  }
+  context.status->notice(used);
+  Json document{{"path", command.set.string()},  {"server", settings.server},
+                {"part", settings.part},         {"verdict", name_of(settings.verdict)},
+                {"environment", Json::object()}, {"arguments", settings.arguments},
                 {"notes", settings.notes}};
   std::string text, arguments;
   for (const auto& [name, value] : settings.environment) {
@@ -63,13 +70,19 @@ void run(const ServeEnvCommand& command, const Context& context) {
 void register_serve_env(CLI::App& app, Context& context) {
   const auto options = std::make_shared<ServeEnvCommand>();
   CLI::App* command =
-      app.add_subcommand("serve-env", "Check a rotation set and print the environment that a server needs for it");
+      app.add_subcommand("serve-env", "Check a set and print the environment that a server needs for it");
   command->footer(
       "Examples:\n"
       "  oscar serve-env set\n"
       "  oscar serve-env set -- python -m sglang.launch_server --model-path Qwen3-8B --kv-cache-dtype int2");
-  command->add_option("ROTATIONS", options->rotations, "Folder of the rotation set")->required();
+  command->add_option("SET", options->set, "Folder of the set")->required();
   command->add_option("SERVER", options->server, "Start this command with that environment, instead of printing it");
+  command
+      ->add_option("--for", options->reader,
+                   "The server: sglang, sglang-v1 or llamacpp; default: the first of these that the set has a part for")
+      ->check(CLI::IsMember({"sglang", "sglang-v1", "llamacpp"}));
+  command->add_flag("--allow-rejected", options->allow_rejected,
+                    "Serve a part that verify has rejected for this server");
   add_json_option(*command, context);
   command->callback([options, &context] { run(*options, context); });
 }
