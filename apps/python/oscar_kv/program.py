@@ -36,6 +36,14 @@ def set_path() -> str | None:
     return setting("OSCAR_KV_SET")
 
 
+def allows_rejected() -> bool:
+    """Whether a server may serve what oscar verify rejected. Raises ValueError for anything but 1."""
+    value = setting("OSCAR_KV_ALLOW_REJECTED")
+    if value not in (None, "1"):
+        raise ValueError(f"OSCAR_KV_ALLOW_REJECTED={value}: give 1, or unset it")
+    return value == "1"
+
+
 def manifest_hash(path: str) -> str:
     """The first digits of the sha256 of a set's manifest.json, or of the one file that a set was converted to."""
     place = Path(path)

@@ -108,19 +108,6 @@ class Tap:
                        expected_layers=self.layers)
         self._unsaved = False
 
-    def merge(self, other: "Tap") -> None:
-        """Adds what another tap saw of the same model and other text."""
-        self._ops.merge(self.state, other.state)
-        self._texts.batches += other._texts.batches
-        self._texts.known = self._texts.known and other._texts.known
-        self._shape = self._shape or other._shape
-        self._unsaved, other._unsaved = True, False
-
-    def reset(self) -> None:
-        """Forgets everything."""
-        self._ops.reset(self.state)
-        self._texts, self._unsaved = _Texts(), False
-
     def _wrap(self, registry: Any, name: str) -> None:
         """Puts an attention function that observes under a name of transformers' registry. "eager" is not in it: each
         architecture brings its own."""
