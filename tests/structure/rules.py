@@ -34,7 +34,7 @@ MAY_INCLUDE = {
                    "lib/peers", "lib/rotation", "lib/coded"],
     "lib/serve": ["lib/base", "lib/tensor", "kernels", *MODEL, "lib/codec", "lib/peers", "lib/rotation", "lib/coded", "lib/verify"],
     "lib/zoo": ["lib/base", "lib/remote", "lib/tensor", "kernels", *MODEL, "lib/codec", "lib/rotation", "lib/coded"],
-    "apps/torch": ["lib/base", "lib/tensor", "kernels", "kernels/reference", "kernels/cuda", "lib/moments"],
+    "apps/torch": ["lib/base", "lib/tensor", "kernels", "kernels/reference", "lib/moments"],
     "apps/oscar": ["lib/base", "lib/remote", "lib/tensor", "kernels", *MODEL, "lib/dump", "lib/moments", "lib/rotation", "lib/coded", "lib/fit",
                    "lib/verify", "lib/serve", "lib/zoo"],
 }
