@@ -14,7 +14,7 @@
 #include "kernels/reference/packing.hpp"
 #include "support/support.hpp"
 #include "tensor/safetensors.hpp"
-#include "unit/kernels/samples.hpp"
+#include "conformance/samples.hpp"
 
 namespace oscar::reference {
 namespace {
