@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "kernels/reference/attention.hpp"
 #include "kernels/reference/packing.hpp"
 #include "kernels/reference/row_codec.hpp"
 #include "kernels/reference/stored_rows.hpp"
@@ -14,6 +15,7 @@ namespace oscar::operators::on_cpu {
 namespace {
 
 using Row = std::vector<float>;
+using Doubles = std::vector<double>;
 constexpr std::int64_t kTokens = 32;  // whose rows are worth a thread
 
 DType dtype_of(oscar_dtype type) {
@@ -86,41 +88,33 @@ template <class Args, class Packed>
 void decode(const Args& args, int kv_heads, int dim, int query_tokens, const Packed& packed) {
   const int group = args.num_q_heads / kv_heads;
   if (group * kv_heads != args.num_q_heads) fail("num_q_heads must be a multiple of num_kv_heads");
+  const double scale = args.softmax_scale * std::sqrt(dim);  // over that of the reference
   in_parallel(std::int64_t{args.batch} * kv_heads, 1, [&](std::int64_t task) {
     const std::int64_t b = task / kv_heads, head = task % kv_heads;
     const int history = args.history.lengths[b], window = args.window.lengths[b];
-    std::array<std::vector<Row>, 2> rows;
+    std::array<reference::CacheRows, 2> rows{{{dim, {}, {}}, {dim, {}, {}}}};
     const auto page_of = [&](const oscar_page_table& table, int token) {
       return table.pages[b * table.pages_per_sequence + token / table.page_size];
     };
     for (int side = 0; side < 2; ++side) {
-      for (int t = 0; t < history; ++t)
-        rows[side].push_back(packed(side, page_of(args.history, t), t % args.history.page_size, head));
+      Row& all = rows[static_cast<std::size_t>(side)].stored;
+      const auto add = [&](const Row& row) { all.insert(all.end(), row.begin(), row.end()); };
+      for (int t = 0; t < history; ++t) add(packed(side, page_of(args.history, t), t % args.history.page_size, head));
       const oscar_paged_rows& pool = side == 0 ? args.k_window : args.v_window;
-      for (int t = 0; t < window; ++t) {
-        const std::uint8_t* const row = row_of(pool, page_of(args.window, t), t % args.window.page_size, head);
-        rows[side].push_back(read(row, OSCAR_BFLOAT16, dim));
-      }
+      for (int t = 0; t < window; ++t)
+        add(read(row_of(pool, page_of(args.window, t), t % args.window.page_size, head), OSCAR_BFLOAT16, dim));
     }
     for (int i = 0; i < query_tokens * group; ++i) {
-      const int token = i / group;
+      const int token = i / group, seen = history + std::max(window - (query_tokens - 1 - token), 0);
       const std::int64_t at = (b * query_tokens + token) * args.num_q_heads + head * group + i % group;
       const Row q = read(bytes_of(args.q) + 2 * at * dim, OSCAR_BFLOAT16, dim);
-      const auto seen = static_cast<std::size_t>(history + std::max(window - (query_tokens - 1 - token), 0));
-      std::vector<double> weights(seen), out(size_of_row(dim));
-      double most = -INFINITY, sum = 0;
-      for (std::size_t t = 0; t < seen; ++t) {
-        double score = 0;
-        for (std::size_t c = 0; c < q.size(); ++c) score += double{q[c]} * rows[0][t][c];
-        most = std::max(most, weights[t] = score * args.softmax_scale);
-      }
-      for (std::size_t t = 0; t < seen; ++t) {
-        sum += weights[t] = std::exp(weights[t] - most);
-        for (std::size_t c = 0; c < out.size(); ++c) out[c] += weights[t] * rows[1][t][c];
-      }
-      for (std::size_t c = 0; c < out.size(); ++c)
-        args.out[at * dim + static_cast<std::int64_t>(c)] = seen > 0 ? static_cast<float>(out[c] / sum) : 0;
-      args.lse[at] = static_cast<float>(most + std::log(sum));
+      reference::Query query{{q.begin(), q.end()}, seen - 1, 0};
+      for (double& x : query.row) x *= scale;
+      const reference::Attention found = seen > 0 ? reference::attend_exactly(query, rows[0], rows[1])
+                                                  : reference::Attention{{}, {}, Doubles(q.size())};
+      std::ranges::copy(found.output, args.out + at * dim);
+      const auto top = std::ranges::max_element(found.probabilities) - found.probabilities.begin();
+      args.lse[at] = seen > 0 ? static_cast<float>(found.scores[top] - std::log(found.probabilities[top])) : -INFINITY;
     }
   });
 }

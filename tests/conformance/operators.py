@@ -83,6 +83,11 @@ class OperatorTest(unittest.TestCase):
     def near(self, found, expected, limit=TOLERANCES["decode"]):
         self.assertLess(float((found - expected).norm() / expected.norm()), limit)
 
+    def check_attention(self, found, expected, kind):
+        self.near(found[0], expected[0])
+        limit = TOLERANCES[f"decode, log-sum-exp, {kind}"]
+        torch.testing.assert_close(found[1].double(), expected[1], rtol=limit, atol=limit)
+
     def check_graph(self, step, expected):
         """A graph of step(workspace), which runs on any stream."""
         workspace, stream = torch.zeros(1 << 24, dtype=torch.uint8, device="cuda"), torch.cuda.Stream()
@@ -135,9 +140,9 @@ def unaligned(shape):
 
 
 def attention(q, keys, values):
-    """q (query heads, d), keys and values (KV heads, tokens, d) -> (query heads, d), in float64."""
+    """q (query heads, d), keys and values (KV heads, tokens, d) -> outputs (query heads, d) and log-sum-exps, in float64."""
     scores = q.double().unflatten(0, (len(keys), -1)) @ keys.transpose(1, 2) * q.shape[-1]**-0.5
-    return (scores.softmax(-1) @ values).flatten(0, 1)
+    return (scores.softmax(-1) @ values).flatten(0, 1), scores.logsumexp(-1).flatten()
 
 
 class Sequences:
@@ -165,7 +170,7 @@ class Sequences:
         return self.table, self.lengths, *self.windows, self.window_table, self.window_lengths
 
     def expected(self, unseen=0):
-        """Outputs in float64. unseen: tokens at the end of each window that the query does not see."""
+        """Outputs and log-sum-exps in float64. unseen: tokens at the end of each window that the query does not see."""
         out, first, packed = [], 0, self.packed()
         for b, length in enumerate(self.lengths.tolist()):
             window = int(self.window_lengths[b]) - unseen
@@ -173,7 +178,7 @@ class Sequences:
                     for rows, window_rows in zip(packed, self.windows))
             out.append(attention(self.q[b] if self.q.dim() == 3 else self.q[b, -1 - unseen], k, v))
             first += length
-        return torch.stack(out)
+        return [torch.stack(each) for each in zip(*out)]
 
 
 class Int2Cache(Sequences):

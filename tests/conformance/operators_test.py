@@ -77,10 +77,11 @@ class Int2Test(OperatorTest):
             rows = normal(int(cache.lengths.sum()), 2, 128)
             ops.int2_pack(rows, cache.slots(), codes, pairs, rotation=rotation, clip_ratio=clip)
             self.near(unpacked(codes, pairs, cache.slots()), (rows.float().transpose(0, 1) @ rotation.float()).transpose(0, 1), 0.6)
-        out, _ = cache.attend()
-        self.near(out, cache.expected())
+        cache.window_lengths[2] = 0  # on the CPU there is no token at all
+        found = cache.attend()
+        self.check_attention(found, cache.expected(), "INT2")
         if ON_CUDA:
-            self.check_graph(lambda workspace: cache.attend(workspace=workspace)[0], out)
+            self.check_graph(lambda workspace: cache.attend(workspace=workspace)[0], found[0])
 
     @each([{"rotated": False}, {"rotated": True}])
     def test_heads_with_ranks_of_their_own(self, rotated):
