@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "kernels/reference/coded_row.hpp"
+#include "kernels/reference/attention.hpp"
 #include "kernels/reference/packing.hpp"
 #include "kernels/reference/row_codec.hpp"
 #include "kernels/reference/stored_rows.hpp"
@@ -15,6 +15,7 @@ namespace oscar::operators::on_cpu {
 namespace {
 
 using Row = std::vector<float>;
+using Doubles = std::vector<double>;
 constexpr std::int64_t kTokens = 32;  // whose rows are worth a thread
 
 DType dtype_of(oscar_dtype type) {
@@ -82,83 +83,38 @@ Row int2_row(const oscar_paged_rows& codes, const oscar_paged_rows& params, std:
   return row;
 }
 
-/// Where the bytes of a head's side lie in a page of page_size tokens: byte `byte` of string `string`, and the scales.
-std::int64_t place_of(const CodedLayer::Side& side, std::int64_t page_size, std::int64_t token, int byte, int string) {
-  const int in_pieces = byte - side.string_bytes % 2;
-  if (in_pieces < 0) return side.half_at * page_size + token * 8 + string;
-  return (side.full_at + 16 * (in_pieces / 2)) * page_size + token * 16 + 2 * string + in_pieces % 2;
-}
-
-void write_coded(const CodedLayer::Side& side, int number, const Row& row, std::int64_t page_size, std::int64_t token,
-                 std::uint8_t* page) {
-  const reference::CodedCodes coded = reference::coded_codes(side.format, row);
-  for (int string = 0; string < 8; ++string) {
-    for (int byte = 0; byte < side.string_bytes; ++byte) page[place_of(side, page_size, token, byte, string)] = 0;
-    for (const cuda::CodedPart& part : side.parts) {
-      const int code = coded.codes[static_cast<std::size_t>(8 * part.block + string)];
-      page[place_of(side, page_size, token, part.byte, string)] |=
-          static_cast<std::uint8_t>((code >> part.code_bit & ((1 << part.width) - 1)) << part.position);
-    }
-  }
-  std::copy(coded.scales.begin(), coded.scales.end(), page + side.scales_at * page_size + token * 4 + 2 * number);
-}
-
-Row coded_row(const CodedLayer::Side& side, int number, std::int64_t page_size, std::int64_t token,
-              const std::uint8_t* page) {
-  const std::uint8_t* const scales = page + side.scales_at * page_size + token * 4 + 2 * number;
-  reference::CodedCodes coded{std::vector<int>(side.format.levels.size()), {scales[0], scales[1]}};
-  for (const cuda::CodedPart& part : side.parts) {
-    for (int string = 0; string < 8; ++string) {
-      const int byte = page[place_of(side, page_size, token, part.byte, string)];
-      coded.codes[static_cast<std::size_t>(8 * part.block + string)] |=
-          (byte >> part.position & ((1 << part.width) - 1)) << part.code_bit;
-    }
-  }
-  Row row(coded.codes.size());
-  reference::coded_values(side.format, coded, row);
-  return row;
-}
-
 /// What decoding INT2 and coded rows have in common. packed(side, page, token, head): a row of the history.
 template <class Args, class Packed>
 void decode(const Args& args, int kv_heads, int dim, int query_tokens, const Packed& packed) {
   const int group = args.num_q_heads / kv_heads;
   if (group * kv_heads != args.num_q_heads) fail("num_q_heads must be a multiple of num_kv_heads");
+  const double scale = args.softmax_scale * std::sqrt(dim);  // over that of the reference
   in_parallel(std::int64_t{args.batch} * kv_heads, 1, [&](std::int64_t task) {
     const std::int64_t b = task / kv_heads, head = task % kv_heads;
     const int history = args.history.lengths[b], window = args.window.lengths[b];
-    std::array<std::vector<Row>, 2> rows;
+    std::array<reference::CacheRows, 2> rows{{{dim, {}, {}}, {dim, {}, {}}}};
     const auto page_of = [&](const oscar_page_table& table, int token) {
       return table.pages[b * table.pages_per_sequence + token / table.page_size];
     };
     for (int side = 0; side < 2; ++side) {
-      for (int t = 0; t < history; ++t)
-        rows[side].push_back(packed(side, page_of(args.history, t), t % args.history.page_size, head));
+      Row& all = rows[static_cast<std::size_t>(side)].stored;
+      const auto add = [&](const Row& row) { all.insert(all.end(), row.begin(), row.end()); };
+      for (int t = 0; t < history; ++t) add(packed(side, page_of(args.history, t), t % args.history.page_size, head));
       const oscar_paged_rows& pool = side == 0 ? args.k_window : args.v_window;
-      for (int t = 0; t < window; ++t) {
-        const std::uint8_t* const row = row_of(pool, page_of(args.window, t), t % args.window.page_size, head);
-        rows[side].push_back(read(row, OSCAR_BFLOAT16, dim));
-      }
+      for (int t = 0; t < window; ++t)
+        add(read(row_of(pool, page_of(args.window, t), t % args.window.page_size, head), OSCAR_BFLOAT16, dim));
     }
     for (int i = 0; i < query_tokens * group; ++i) {
-      const int token = i / group;
+      const int token = i / group, seen = history + std::max(window - (query_tokens - 1 - token), 0);
       const std::int64_t at = (b * query_tokens + token) * args.num_q_heads + head * group + i % group;
       const Row q = read(bytes_of(args.q) + 2 * at * dim, OSCAR_BFLOAT16, dim);
-      const auto seen = static_cast<std::size_t>(history + std::max(window - (query_tokens - 1 - token), 0));
-      std::vector<double> weights(seen), out(size_of_row(dim));
-      double most = -INFINITY, sum = 0;
-      for (std::size_t t = 0; t < seen; ++t) {
-        double score = 0;
-        for (std::size_t c = 0; c < q.size(); ++c) score += double{q[c]} * rows[0][t][c];
-        most = std::max(most, weights[t] = score * args.softmax_scale);
-      }
-      for (std::size_t t = 0; t < seen; ++t) {
-        sum += weights[t] = std::exp(weights[t] - most);
-        for (std::size_t c = 0; c < out.size(); ++c) out[c] += weights[t] * rows[1][t][c];
-      }
-      for (std::size_t c = 0; c < out.size(); ++c)
-        args.out[at * dim + static_cast<std::int64_t>(c)] = seen > 0 ? static_cast<float>(out[c] / sum) : 0;
-      args.lse[at] = static_cast<float>(most + std::log(sum));
+      reference::Query query{{q.begin(), q.end()}, seen - 1, 0};
+      for (double& x : query.row) x *= scale;
+      const reference::Attention found = seen > 0 ? reference::attend_exactly(query, rows[0], rows[1])
+                                                  : reference::Attention{{}, {}, Doubles(q.size())};
+      std::ranges::copy(found.output, args.out + at * dim);
+      const auto top = std::ranges::max_element(found.probabilities) - found.probabilities.begin();
+      args.lse[at] = seen > 0 ? static_cast<float>(found.scores[top] - std::log(found.probabilities[top])) : -INFINITY;
     }
   });
 }
@@ -235,24 +191,17 @@ CodedLayer::CodedLayer(int heads, int dim, const std::array<const std::uint8_t*,
                        const std::array<const float*, 2>& steps, const std::array<const float*, 2>& sigmas) {
   const int blocks = dim / 8;
   for (int head = 0; head < heads; ++head) {
-    std::array<Side, 2> both;
-    int full = 0, half = 0;
+    std::array<int, 2> strings{};
+    for (std::size_t side = 0; side < 2; ++side)
+      strings[side] = reference::bytes_of_string({bits[side] + head * blocks, size_of_row(blocks)});
+    const auto planes = reference::planes_of_head(token_bytes, strings[0], strings[1]);
     for (std::size_t side = 0; side < 2; ++side) {
-      const std::uint8_t* const own = bits[side] + head * blocks;
       const float *const step = steps[side] + head * dim, *const sigma = sigmas[side] + head * dim;
-      CodedFormat& format = both[side].format;
-      for (int i = 0; i < dim; ++i) format.levels.push_back(1 << std::min<int>(own[i / 8], 9));
-      format.step.assign(step, step + dim), format.sigma.assign(sigma, sigma + dim);
-      reference::require_valid(format);
-      both[side].parts = cuda::parts_of(own, blocks), both[side].string_bytes = cuda::bytes_of_string(own, blocks);
-      both[side].full_at = token_bytes + 16 * full, both[side].half_at = 8 * half;
-      full += both[side].string_bytes / 2, half += both[side].string_bytes % 2;
+      CodedFormat format{{}, {step, step + dim}, {sigma, sigma + dim}};
+      for (int i = 0; i < dim; ++i) format.levels.push_back(1 << std::min<int>(bits[side][head * blocks + i / 8], 9));
+      sides[side].emplace_back(std::move(format), planes[side]);
     }
-    for (std::size_t side = 0; side < 2; ++side) {
-      both[side].half_at += token_bytes + 16 * full, both[side].scales_at = token_bytes + 16 * full + 8 * half;
-      sides[side].push_back(std::move(both[side]));
-    }
-    token_bytes += 16 * full + 8 * half + 4;
+    token_bytes += reference::head_bytes(strings[0], strings[1]);
   }
 }
 
@@ -281,9 +230,9 @@ void coded_pack(const oscar_coded_pack_args& args, const CodedLayer& layer) {
           const float* const mean = rows.mean == nullptr ? nullptr : rows.mean + head * rows.mean_head_stride / 4;
           row = product(std::move(row), reinterpret_cast<const std::uint16_t*>(matrix), mean, nullptr);
         }
-        write_coded(layer.sides[static_cast<std::size_t>(number)][static_cast<std::size_t>(head)], number, row,
-                    args.page_size, slot % args.page_size,
-                    bytes_of(args.pages) + slot / args.page_size * args.page_stride);
+        layer.rows(number, head)
+            .write(row, bytes_of(args.pages) + slot / args.page_size * args.page_stride, args.page_size,
+                   slot % args.page_size);
       }
     }
   });
@@ -296,20 +245,24 @@ void coded_unpack(const oscar_coded_unpack_args& args, const CodedLayer& layer) 
     for (int number = 0; slot >= 0 && number < 2; ++number) {
       const oscar_bf16_rows& rows = number == 0 ? args.k : args.v;
       for (int head = 0; rows.data != nullptr && head < args.num_kv_heads; ++head) {
-        const CodedLayer::Side& side = layer.sides[static_cast<std::size_t>(number)][static_cast<std::size_t>(head)];
-        write_bf16(row_of(rows, t, head), coded_row(side, number, args.page_size, slot % args.page_size,
-                                                    bytes_of(args.pages) + slot / args.page_size * args.page_stride));
+        Row row(size_of_row(args.head_dim));
+        layer.rows(number, head)
+            .read(bytes_of(args.pages) + slot / args.page_size * args.page_stride, row, args.page_size,
+                  slot % args.page_size);
+        write_bf16(row_of(rows, t, head), row);
       }
     }
   });
 }
 
 void coded_decode(const oscar_coded_decode_args& args, int query_tokens, const CodedLayer& layer) {
-  decode(args, args.layout.num_kv_heads, args.layout.head_dim, query_tokens,
-         [&](int side, std::int64_t page, std::int64_t token, std::int64_t head) {
-           return coded_row(layer.sides[static_cast<std::size_t>(side)][static_cast<std::size_t>(head)], side,
-                            args.history.page_size, token, bytes_of(args.pages) + page * args.page_stride);
-         });
+  decode(
+      args, args.layout.num_kv_heads, args.layout.head_dim, query_tokens,
+      [&](int side, std::int64_t page, std::int64_t token, std::int64_t head) {
+        Row row(size_of_row(args.layout.head_dim));
+        layer.rows(side, head).read(bytes_of(args.pages) + page * args.page_stride, row, args.history.page_size, token);
+        return row;
+      });
 }
 
 void rotate_rows(std::span<const oscar_row_product> products, int head_dim) {

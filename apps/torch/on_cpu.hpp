@@ -9,8 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "kernels/cuda/coded_parts.hpp"
-#include "kernels/types.hpp"
+#include "kernels/reference/coded_page.hpp"
 #include "kernels/window_step.hpp"
 #include "oscar/coded_pack.h"
 #include "oscar/rotate_rows.h"
@@ -21,20 +20,18 @@ void int2_pack(const oscar_int2_pack_args& args, Grid grid);
 void int2_unpack(const oscar_int2_unpack_args& args);
 void int2_decode(const oscar_int2_decode_args& args);
 
-/// The formats of a coded layer, and where their bytes lie in a page (oscar/coded_attention.h).
+/// How the rows of a coded layer lie in its pages.
 struct CodedLayer {
-  struct Side {
-    CodedFormat format;
-    std::vector<cuda::CodedPart> parts;
-    int string_bytes = 0;
-    std::int64_t full_at = 0, half_at = 0, scales_at = 0;  // bytes of a token before its planes
-  };
-  std::array<std::vector<Side>, 2> sides;  // keys and values, of the KV heads
+  std::array<std::vector<reference::CodedRows>, 2> sides;  // keys and values, of the KV heads
   std::int64_t token_bytes = 0;
 
   /// bits (heads, dim / 8), steps and sigmas (heads, dim) of both sides. Throws std::logic_error if they are no format.
   CodedLayer(int heads, int dim, const std::array<const std::uint8_t*, 2>& bits,
              const std::array<const float*, 2>& steps, const std::array<const float*, 2>& sigmas);
+
+  [[nodiscard]] const reference::CodedRows& rows(int side, std::int64_t head) const {
+    return sides[static_cast<std::size_t>(side)][static_cast<std::size_t>(head)];
+  }
 };
 
 void coded_pack(const oscar_coded_pack_args& args, const CodedLayer& layer);

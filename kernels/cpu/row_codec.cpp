@@ -3,6 +3,7 @@
 #include "kernels/cpu/row_codec.hpp"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <vector>
@@ -138,7 +139,9 @@ PackedHistory::PackedHistory(std::span<const float> rows, int heads, int dim, Hi
       group_size_(codec_.coded == nullptr ? checked_group_size(codec_, dim) : dim),
       heads_(static_cast<std::size_t>(heads)) {
   check_heads(codec_, heads);
-  if (codec_.coded != nullptr) std::ranges::for_each(*codec_.coded, reference::require_valid);
+  if (codec_.coded != nullptr) {
+    for (const CodedFormat& format : *codec_.coded) coded_.emplace_back(format);
+  }
   for (std::size_t head = 0; head < heads_.size(); ++head) {
     heads_[head].row_bytes = reference::packed_row_bytes(codec_, static_cast<int>(head), static_cast<std::size_t>(dim));
     heads_[head].bytes.resize(static_cast<std::size_t>(tokens_) * heads_[head].row_bytes);
@@ -160,8 +163,8 @@ void PackedHistory::pack(std::size_t begin, std::size_t end, std::span<const flo
     const std::span<const float> values = rows.subspan(row * dim, dim);
     const std::span<std::uint8_t> bytes =
         std::span(heads_[head].bytes).subspan(token * heads_[head].row_bytes, heads_[head].row_bytes);
-    if (codec_.coded != nullptr) {
-      reference::encode_coded_row((*codec_.coded)[head], values, bytes);
+    if (!coded_.empty()) {
+      coded_[head].write(values, bytes.data());
       continue;
     }
     encoder.encode(values, codecs[head]);
@@ -174,8 +177,8 @@ void PackedHistory::pack(std::size_t begin, std::size_t end, std::span<const flo
 void PackedHistory::decode(std::int64_t token, int head, Precision precision, std::span<float> row) const {
   const Head& own = heads_[static_cast<std::size_t>(head)];
   const auto bytes = std::span(own.bytes).subspan(static_cast<std::size_t>(token) * own.row_bytes, own.row_bytes);
-  if (codec_.coded != nullptr) {
-    reference::decode_coded_row((*codec_.coded)[static_cast<std::size_t>(head)], bytes, row);
+  if (!coded_.empty()) {
+    coded_[static_cast<std::size_t>(head)].read(bytes.data(), row);
   } else {
     thread_local Scratch scratch;
     const auto group_size = static_cast<std::size_t>(group_size_);
@@ -197,65 +200,49 @@ std::vector<RowCodec> codecs_of_heads(const HistoryCodec& codec) {
   return codecs;
 }
 
-/// Packs rows (tokens, heads, head_dim) as the coded cache stores them, and decodes the bytes.
-void pass_through_coded_rows(std::span<const float> rows, int head_dim, const std::vector<CodedFormat>& formats,
-                             Precision precision, std::span<float> decoded, std::vector<std::uint8_t>* packed) {
-  const auto dim = static_cast<std::size_t>(head_dim);
-  const std::size_t num_rows = rows.size() / dim;
-  OSCAR_CHECK(num_rows * dim == rows.size() && decoded.size() == rows.size());
-  for (const CodedFormat& format : formats) reference::require_valid(format);
-  OSCAR_CHECK(packed == nullptr || formats.size() == 1);
-  if (packed != nullptr) packed->resize(num_rows * reference::coded_row_bytes(formats.front()));
-  parallel_for((num_rows + kRowsPerTask - 1) / kRowsPerTask, [&](std::size_t task) {
-    std::vector<std::uint8_t> bytes;
-    const std::size_t end = std::min(num_rows, (task + 1) * kRowsPerTask);
-    for (std::size_t row = task * kRowsPerTask; row < end; ++row) {
-      const CodedFormat& format = formats[row % formats.size()];
-      const std::span<float> out = decoded.subspan(row * dim, dim);
-      bytes.resize(reference::coded_row_bytes(format));
-      reference::encode_coded_row(format, rows.subspan(row * dim, dim), bytes);
-      reference::decode_coded_row(format, bytes, out);
-      if (packed != nullptr)
-        std::ranges::copy(bytes, packed->begin() + static_cast<std::ptrdiff_t>(row * bytes.size()));
-      if (precision == Precision::kServing) round_to_bf16(out);
-    }
-  });
-}
-
 }  // namespace
 
 void quantize(std::span<const float> rows, int head_dim, const HistoryCodec& codec, Precision precision,
               std::span<float> decoded, QuantizedRows* out) {
-  if (codec.coded != nullptr) {
-    if (out != nullptr) *out = {};
-    return pass_through_coded_rows(rows, head_dim, *codec.coded, precision, decoded,
-                                   out != nullptr ? &out->codes : nullptr);
-  }
-  const int group_size = checked_group_size(codec, head_dim);
+  const bool coded = codec.coded != nullptr;
+  const int group_size = coded ? head_dim : checked_group_size(codec, head_dim);
   const auto dim = static_cast<std::size_t>(head_dim);
-  const std::size_t groups = dim / static_cast<std::size_t>(group_size);
+  const std::size_t groups = coded ? 2 : dim / static_cast<std::size_t>(group_size);
   const std::size_t num_rows = rows.size() / dim;
   OSCAR_CHECK(num_rows * dim == rows.size() && decoded.size() == rows.size());
+  if (coded) std::ranges::for_each(*codec.coded, reference::require_valid);
   if (out != nullptr) {
     out->codes.resize(rows.size());
     out->scale.resize(num_rows * groups);
     out->zero.resize(num_rows * groups);
   }
+  const auto keep = [&](std::size_t row, std::span<const std::uint8_t> codes, std::span<const float> parameters) {
+    std::ranges::copy(codes, out->codes.begin() + static_cast<std::ptrdiff_t>(row * dim));
+    for (std::size_t group = 0; group < groups; ++group) {
+      out->scale[row * groups + group] = parameters[2 * group];
+      out->zero[row * groups + group] = parameters[2 * group + 1];
+    }
+  };
   const std::vector<RowCodec> of_head = codecs_of_heads(codec);
   parallel_for((num_rows + kRowsPerTask - 1) / kRowsPerTask, [&](std::size_t task) {
     RowEncoder encoder(head_dim, group_size);
     const std::size_t end = std::min(num_rows, (task + 1) * kRowsPerTask);
     for (std::size_t row = task * kRowsPerTask; row < end; ++row) {
+      const std::span<const float> x = rows.subspan(row * dim, dim);
       const std::span<float> own = decoded.subspan(row * dim, dim);
-      encoder.encode(rows.subspan(row * dim, dim), of_head[row % of_head.size()]);
-      decode_row(encoder.codes(), encoder.parameters(), own);
-      if (precision == Precision::kServing) round_to_bf16(own);
-      if (out == nullptr) continue;
-      std::ranges::copy(encoder.codes(), out->codes.begin() + static_cast<std::ptrdiff_t>(row * dim));
-      for (std::size_t group = 0; group < groups; ++group) {
-        out->scale[row * groups + group] = encoder.parameters()[2 * group];
-        out->zero[row * groups + group] = encoder.parameters()[2 * group + 1];
+      if (coded) {
+        const CodedFormat& format = (*codec.coded)[row % codec.coded->size()];
+        const reference::CodedCodes codes = reference::coded_codes(format, x);
+        reference::coded_values(format, codes, own);
+        const auto [wide, narrow] = codes.scales;
+        if (out != nullptr)
+          keep(row, codes.codes, std::array{reference::coded_scale(wide), 0.0F, reference::coded_scale(narrow), 0.0F});
+      } else {
+        encoder.encode(x, of_head[row % of_head.size()]);
+        decode_row(encoder.codes(), encoder.parameters(), own);
+        if (out != nullptr) keep(row, encoder.codes(), encoder.parameters());
       }
+      if (precision == Precision::kServing) round_to_bf16(own);
     }
   });
 }

@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "kernels/reference/coded_page.hpp"
 #include "kernels/types.hpp"
 
 namespace oscar::cpu {
@@ -73,6 +74,7 @@ class PackedHistory {
   void pack(std::size_t begin, std::size_t end, std::span<const float> rows);
 
   HistoryCodec codec_;
+  std::vector<reference::CodedRows> coded_;  // of the heads, where the codec is that of the coded cache
   std::int64_t tokens_;
   int dim_;
   int group_size_;

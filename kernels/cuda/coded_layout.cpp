@@ -4,13 +4,17 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <span>
 #include <stdexcept>
 #include <string>
 
-#include "kernels/cuda/coded_parts.hpp"
 #include "kernels/cuda/int2_arguments.hpp"
+#include "kernels/reference/coded_page.hpp"
 
 namespace oscar::cuda {
+
+using reference::CodedPart;
+
 namespace {
 
 /// One part of the low and one of the high bytes of a piece of 16 bytes, of which one may be missing; or, in a piece of
@@ -173,18 +177,19 @@ std::vector<CodedHeadTable> coded_tables(const oscar_coded_format& format, oscar
                                                                               format.v_steps + head * format.head_dim;
     require_valid(k_bits, k_steps, blocks);
     require_valid(v_bits, v_steps, blocks);
-    const int k_bytes = bytes_of_string(k_bits, blocks), v_bytes = bytes_of_string(v_bits, blocks);
+    const std::span keys(k_bits, static_cast<std::size_t>(blocks)), values(v_bits, static_cast<std::size_t>(blocks));
+    const int k_bytes = reference::bytes_of_string(keys), v_bytes = reference::bytes_of_string(values);
     table.first_byte = layout.token_bytes;
     table.full_planes = k_bytes / 2 + v_bytes / 2;
     table.half_planes = k_bytes % 2 + v_bytes % 2;
     table.key_full_planes = k_bytes / 2, table.key_half_planes = k_bytes % 2;
-    const std::vector<CodedPart> k_parts = parts_of(k_bits, blocks), v_parts = parts_of(v_bits, blocks);
+    const std::vector<CodedPart> k_parts = reference::parts_of(keys), v_parts = reference::parts_of(values);
     for (auto& words : table.key_word) {  // of empty slots
       for (CodedKeyWord& word : words) std::fill_n(word.channel, 4, std::int16_t{-1});
     }
     fill_keys(k_parts, k_bytes, {0, table.full_planes}, k_steps, table);
     fill_values(v_parts, v_bytes, {k_bytes / 2, table.full_planes + k_bytes % 2}, v_steps, blocks, table);
-    layout.token_bytes += 16 * table.full_planes + 8 * table.half_planes + 4;
+    layout.token_bytes += reference::head_bytes(k_bytes, v_bytes);
     layout.key_operands = std::max(layout.key_operands, 2 * table.pairs.key_end[1][1]);
     layout.value_operands = std::max(layout.value_operands, 2 * table.pairs.values);
     layout.planes = std::max(layout.planes, table.full_planes + table.half_planes);

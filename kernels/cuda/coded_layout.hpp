@@ -16,7 +16,6 @@ namespace oscar::cuda {
 
 inline constexpr int kMostKeyOperands = 64, kMostValueOperands = 32;  // of a KV head
 inline constexpr int kMostBlocks = 32;                                // of 8 channels
-inline constexpr int kWideBits = 4;                                   // from which on a channel has the wide scale
 inline constexpr int kPlaneBytes = 512;                               // of a piece of 32 rows in shared memory
 
 /// Four bytes of an operand's rows, those that one lane multiplies: byte i is of channel[i] (-1: none), and a unit of

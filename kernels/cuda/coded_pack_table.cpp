@@ -6,8 +6,8 @@
 #include <stdexcept>
 
 #include "kernels/cuda/coded_layout.hpp"
-#include "kernels/cuda/coded_parts.hpp"
 #include "kernels/cuda/int2_arguments.hpp"
+#include "kernels/reference/coded_page.hpp"
 #include "kernels/reference/coded_row.hpp"
 
 namespace oscar::cuda {
@@ -27,7 +27,7 @@ void fill_channels(const std::uint8_t* bits, const float* steps, const float* si
     to.levels[block] = levels;
     if (bits[block] == 0) continue;
     to.stored = block + 1;
-    if (bits[block] >= kWideBits) to.wide = block + 1;
+    if (bits[block] >= reference::kWideBits) to.wide = block + 1;
     for (int i = 8 * block; i < 8 * block + 8; ++i) {
       if (!(sigmas[i] > 0) || !std::isfinite(sigmas[i])) throw std::invalid_argument("sigmas must be positive");
       const float inverse = 1.0F / sigmas[i];
@@ -40,14 +40,14 @@ void fill_channels(const std::uint8_t* bits, const float* steps, const float* si
 /// Of which piece a byte of a string is, of so many bytes: the piece of 8 bytes, if there is one, is the first.
 int piece_of(int byte, int bytes) { return (byte + bytes % 2) / 2; }
 
-void fill_parts(const std::uint8_t* bits, int blocks, CodedPackSide& to) {
-  const int bytes = bytes_of_string(bits, blocks);
-  const std::vector<CodedPart> parts = parts_of(bits, blocks);
+void fill_parts(std::span<const std::uint8_t> bits, CodedPackSide& to) {
+  const int bytes = reference::bytes_of_string(bits);
+  const std::vector<reference::CodedPart> parts = reference::parts_of(bits);
   to.full = bytes / 2, to.half = bytes % 2;
   int count = 0;
   for (int piece = 0; piece < to.full + to.half; ++piece) {
     for (const bool wide : {true, false}) {
-      for (const CodedPart& part : parts) {
+      for (const reference::CodedPart& part : parts) {
         if (part.wide != wide || piece_of(part.byte, bytes) != piece) continue;
         const float levels = to.levels[part.block];
         const int word_bit = (part.byte + bytes) % 2 * 8 * (piece < to.half ? 0 : 1) + part.position;
@@ -81,11 +81,14 @@ std::vector<unsigned char> coded_pack_table(const oscar_coded_format& format, co
     CodedPackSide& side = sides[static_cast<std::size_t>(i)];
     fill_channels(bits, (keys ? format.k_steps : format.v_steps) + head * format.head_dim,
                   (keys ? k_sigmas : v_sigmas) + head * format.head_dim, blocks, side);
-    fill_parts(bits, blocks, side);
+    fill_parts({bits, static_cast<std::size_t>(blocks)}, side);
     side.first_byte = whole.first_byte;
-    side.full_at = keys ? 0 : 16 * (whole.full_planes - side.full);
-    side.half_at = 16 * whole.full_planes + (keys ? 0 : 8 * (whole.half_planes - side.half));
-    side.scales_at = 16 * whole.full_planes + 8 * whole.half_planes;
+    const int key_string = 2 * whole.key_full_planes + whole.key_half_planes;
+    const int both_strings = 2 * whole.full_planes + whole.half_planes;
+    const reference::CodedPlanes planes =
+        reference::planes_of_head(0, key_string, both_strings - key_string)[keys ? 0 : 1];
+    side.full_at = static_cast<int>(planes.full), side.half_at = static_cast<int>(planes.half);
+    side.scales_at = static_cast<int>(planes.scales);
   }
   std::vector<unsigned char> table(sizeof(CodedPackScales) + sides.size() * sizeof(CodedPackSide));
   CodedPackScales scales;

@@ -212,53 +212,23 @@ class HistorySide {
  public:
   HistorySide(const Context& context, const HeldRows& rows, const std::optional<HistoryCodec>& codec,
               Precision precision) {
-    side_.stored = rows.stored(rows.everything());
+    side_.stored = side_.decoded = rows.stored(rows.everything());
     if (!codec) return;
     if (rows.has_history()) {
       side_.decoded = rows.history(rows.everything());
       return;
     }
-    side_.round_decoded = precision == Precision::kServing;
-    if (codec->coded != nullptr) {
-      pack(context, *codec);
-    } else {
-      quantise(context, *codec, precision);
-    }
-    side_.codes = codes_.data();
+    const RowsView& stored = side_.stored;
+    decoded_ = DeviceBuffer<float>(context, static_cast<std::size_t>(stored.count() * stored.dim));
+    quantize_rows(context, stored, {&*codec, 1}, precision, {.decoded = decoded_.data()});
+    side_.decoded = dense_rows(decoded_.data(), stored.count(), stored.dim);
   }
 
   [[nodiscard]] const CacheSide& side() const { return side_; }
 
  private:
-  void pack(const Context& context, const HistoryCodec& codec) {
-    const RowsView& rows = side_.stored;
-    formats_ = CodedFormats(context, formats_of(codec, 0, rows.heads), rows.dim);
-    side_.coded = formats_.view();
-    codes_ =
-        DeviceBuffer<std::uint8_t>(context, static_cast<std::size_t>(rows.rows_per_head * formats_.bytes_per_token()));
-    encode_coded_rows(context, rows, formats_, codes_.data());
-  }
-
-  void quantise(const Context& context, const HistoryCodec& codec, Precision precision) {
-    const std::int64_t count = side_.stored.count();
-    const int dim = side_.stored.dim;
-    side_.group_size = checked_group_size(codec, dim);
-    side_.packed = is_packed(codec.levels, dim);
-    codes_ = DeviceBuffer<std::uint8_t>(context, static_cast<std::size_t>(count * dim));
-    params_ = DeviceBuffer<GroupParams>(context, static_cast<std::size_t>(count * (dim / side_.group_size)));
-    quantize_rows(context, side_.stored, {&codec, 1}, precision, {.codes = codes_.data(), .params = params_.data()});
-    if (side_.packed) {
-      DeviceBuffer<std::uint8_t> bytes(context, codes_.size() / 4);
-      pack_codes(context, codes_.data(), count, dim, bytes.data());
-      codes_ = std::move(bytes);
-    }
-    side_.params = params_.data();
-  }
-
   CacheSide side_;
-  CodedFormats formats_;
-  DeviceBuffer<std::uint8_t> codes_;
-  DeviceBuffer<GroupParams> params_;
+  DeviceBuffer<float> decoded_;
 };
 
 /// native (queries, Hq, d) = rotated R^T in fp32, R the matrix of the query head's KV head.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Mixed-precision attention, written to be read: it states the format of the cache by computing
-// with it. Key j and value j are read as stored if the query's windows hold j, else as (code - zero) * scale.
+// Mixed-precision attention, written to be read. Key j and value j are read as stored if the query's windows hold j,
+// else as the history has them.
 //
 // A block of threads serves kRows neighbouring rows of one KV head, a row being one query head at one position. It goes
 // through the keys in tiles of one key a lane. A tile is brought to shared memory once for all rows, as stored,
@@ -11,7 +11,7 @@
 #include <string>
 
 #include "base/errors.hpp"
-#include "kernels/cuda/coded_decode.cuh"
+#include "kernels/cuda/cache_format.hpp"
 #include "kernels/cuda/mixed_attention.hpp"
 #include "kernels/cuda/warp.cuh"
 
@@ -29,55 +29,18 @@ constexpr int kLargestHead = 256;
 __host__ __device__ int padded(int dim) { return (dim + 3) / 4 * 4; }
 __host__ __device__ int key_stride(int dim) { return padded(dim) + 1; }
 
-/// Row `row` of a side as the history has it, into out[0, dim): lanes share the work.
-__device__ void decode_row(const CacheSide& side, std::int64_t row, int lane, float* out) {
-  const int dim = side.stored.dim;
-  const GroupParams* const params = side.params + row * (dim / side.group_size);
-  const auto put = [&](int channel, int code) {
-    const float value = decoded_value(code, params[channel / side.group_size]);
-    out[channel] = side.round_decoded ? nearest_bf16(value) : value;
-  };
-  if (side.packed) {
-    const int quarter = dim / 4;
-    for (int i = lane; i < quarter; i += kWarp) {
-      const std::uint8_t byte = side.codes[row * quarter + i];
-      for (int part = 0; part < 4; ++part) put(part * quarter + i, packed_code(byte, part));
-    }
-  } else {
-    for (int i = lane; i < dim; i += kWarp) put(i, side.codes[row * dim + i]);
-  }
-}
-
-/// Row `row` of a head with `keys` rows, from the coded cache.
-__device__ void decode_coded_row(const CacheSide& side, int head, std::int64_t row, std::int64_t keys, int lane,
-                                 float* out) {
-  const std::uint8_t* const bytes = side.codes + side.coded.offset(head, row, keys);
-  for (int i = lane; i < side.stored.dim; i += kWarp) {
-    const float value = decoded_channel(side.coded, head, bytes, i);
-    out[i] = side.round_decoded ? nearest_bf16(value) : value;
-  }
-}
-
 /// Rows [first, first + kTile) of one KV head, decoded or as stored, each `width` floats wide: zeros behind a row's
 /// channels and behind the last key.
 __device__ void load_tile(const CacheSide& side, int head, std::int64_t first, std::int64_t keys, bool decoded,
                           int width, int stride, float* tile) {
-  const int dim = side.stored.dim;
+  const RowsView& rows = decoded ? side.decoded : side.stored;
+  const int dim = rows.dim;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   for (int t = static_cast<int>(threadIdx.x) / kWarp; t < kTile; t += kWarps) {
     float* const out = tile + t * stride;
     const bool exists = first + t < keys;
     const std::int64_t row = head * keys + first + t;
-    if (exists && decoded && side.coded.heads != nullptr) {
-      decode_coded_row(side, head, first + t, keys, lane, out);
-    } else if (exists && decoded && side.codes != nullptr) {
-      decode_row(side, row, lane, out);
-    } else if (exists && decoded && side.decoded.values != nullptr) {
-      for (int i = lane; i < dim; i += kWarp) out[i] = side.decoded.value(row * dim + i);
-    } else if (exists) {
-      for (int i = lane; i < dim; i += kWarp) out[i] = side.stored.value(row * dim + i);
-    }
-    for (int i = (exists ? dim : 0) + lane; i < width; i += kWarp) out[i] = 0.0F;
+    for (int i = lane; i < width; i += kWarp) out[i] = exists && i < dim ? rows.value(row * dim + i) : 0.0F;
   }
 }
 

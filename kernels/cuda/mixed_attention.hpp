@@ -4,27 +4,14 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/coded_rows.hpp"
 #include "kernels/cuda/context.hpp"
-#include "kernels/cuda/row_codec.hpp"
 #include "kernels/cuda/rows.hpp"
 
 namespace oscar::cuda {
 
 /// The keys or the values of a cache; rows are (KV heads, keys).
 struct CacheSide {
-  RowsView stored;
-  /// Packed rows in the format of cache_format.hpp. Null: there is no codec, and the history is read as stored.
-  const std::uint8_t* codes = nullptr;
-  const GroupParams* params = nullptr;
-  bool packed = false;
-  int group_size = 0;
-  /// Where it has heads, codes are packed rows of these formats, and there are no params.
-  CodedView coded;
-  /// The history, already decoded, in place of codes. values null: none.
-  RowsView decoded;
-  /// Servers compute with bfloat16: decoded values are rounded to it.
-  bool round_decoded = false;
+  RowsView stored, decoded;  // as windows and as the history have them
 };
 
 /// ScoreRule on the GPU.

@@ -13,7 +13,6 @@
 #include "kernels/cuda/ops.hpp"
 #include "kernels/cuda/row_codec.hpp"
 #include "kernels/cuda/warp.cuh"
-#include "kernels/reference/coded_row.hpp"
 
 namespace oscar::cuda {
 
@@ -202,12 +201,6 @@ __global__ void quantize_row(RowsView rows, const __grid_constant__ Plans plans,
   }
 }
 
-__global__ void pack_byte(const std::uint8_t* codes, std::int64_t count, int dim, std::uint8_t* bytes) {
-  const std::int64_t i = task_index();
-  const int width = dim / 4;
-  if (i < count) bytes[i] = packed_byte(codes + i / width * dim, dim, static_cast<int>(i % width));
-}
-
 int rank_of(double clip_ratio, int dim) { return clip_ratio > 0 ? clip_rank(clip_ratio, dim) : kNoClip; }
 
 Plan plan_of(const RowCodec& codec, int dim) {
@@ -260,7 +253,7 @@ void one_after_the_other(const Context& context, const RowsView& rows, std::span
   const std::int64_t values = rows.count() * rows.dim;
   for (const HistoryCodec& codec : codecs) {
     if (codec.coded != nullptr) {
-      pass_through_coded_rows(context, rows, codec, precision, out, first_head);
+      code_rows(context, rows, codec, precision, out, first_head);
     } else {
       quantize_rows(context, rows, {&codec, 1}, precision, out, first_head);
     }
@@ -291,38 +284,30 @@ void quantize_rows(const Context& context, const RowsView& rows, std::span<const
   OSCAR_CUDA_LAUNCHED("quantize_row");
 }
 
-void pack_codes(const Context& context, const std::uint8_t* codes, std::int64_t rows, int dim, std::uint8_t* bytes) {
-  const std::int64_t count = rows * (dim / 4);
-  if (count == 0) return;
-  pack_byte<<<blocks_for(static_cast<std::size_t>(count)), kThreads, 0, context.stream()>>>(codes, count, dim, bytes);
-  OSCAR_CUDA_LAUNCHED("pack_byte");
-}
-
 void quantize(const Context& context, std::span<const float> rows, int head_dim, const HistoryCodec& codec,
               Precision precision, std::span<float> decoded, QuantizedRows* out) {
   constexpr std::size_t kChunkRows = std::size_t{1} << 16;
   const bool coded = codec.coded != nullptr;
   OSCAR_CHECK(codec.head_clip_ratios.empty() && (!coded || codec.coded->size() == 1));
   const auto dim = static_cast<std::size_t>(head_dim);
-  const std::size_t groups = coded ? 0 : dim / static_cast<std::size_t>(checked_group_size(codec, head_dim));
-  const std::size_t row_bytes = coded ? reference::coded_row_bytes(codec.coded->front()) : dim;
+  const std::size_t groups = coded ? 2 : dim / static_cast<std::size_t>(checked_group_size(codec, head_dim));
   const std::size_t num_rows = rows.size() / dim;
   OSCAR_CHECK(num_rows * dim == rows.size() && decoded.size() == rows.size());
   const bool wants_codes = out != nullptr;
   if (wants_codes)
-    *out = {std::vector<std::uint8_t>(num_rows * row_bytes), std::vector<float>(num_rows * groups),
+    *out = {std::vector<std::uint8_t>(num_rows * dim), std::vector<float>(num_rows * groups),
             std::vector<float>(num_rows * groups)};
   for (std::size_t first = 0; first < num_rows; first += kChunkRows) {
     const std::size_t count = std::min(kChunkRows, num_rows - first);
     const DeviceBuffer<float> device_rows(context, rows.subspan(first * dim, count * dim));
     DeviceBuffer<float> device_decoded(context, count * dim);
-    DeviceBuffer<std::uint8_t> codes(context, wants_codes ? count * row_bytes : 0);
+    DeviceBuffer<std::uint8_t> codes(context, wants_codes ? count * dim : 0);
     DeviceBuffer<GroupParams> params(context, wants_codes ? count * groups : 0);
     quantize_rows(context, dense_rows(device_rows.data(), static_cast<std::int64_t>(count), head_dim), {&codec, 1},
                   precision, {.decoded = device_decoded.data(), .codes = codes.data(), .params = params.data()});
     device_decoded.download(context, decoded.subspan(first * dim, count * dim));
     if (!wants_codes) continue;
-    codes.download(context, std::span(out->codes).subspan(first * row_bytes, count * row_bytes));
+    codes.download(context, std::span(out->codes).subspan(first * dim, count * dim));
     const std::vector<GroupParams> host = params.to_host(context);
     for (std::size_t i = 0; i < host.size(); ++i) {
       out->scale[first * groups + i] = host[i].scale;

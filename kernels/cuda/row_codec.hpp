@@ -17,7 +17,7 @@ struct CodecOutput {
   float* decoded = nullptr;       // (rows, dim)
   double* decoded_f64 = nullptr;  // (rows, dim), the same values
   std::uint8_t* codes = nullptr;  // (rows, dim), one code a byte
-  GroupParams* params = nullptr;  // (rows, dim / group_size): all codecs must have the same group size
+  GroupParams* params = nullptr;  // (rows, dim / group_size), of one group size; of coded rows (rows, 2)
 };
 
 /// Codecs that one launch takes.
@@ -28,8 +28,5 @@ inline constexpr std::size_t kMaxCodecs = 64;
 /// and for rows of more than 1024 values.
 void quantize_rows(const Context& context, const RowsView& rows, std::span<const HistoryCodec> codecs,
                    Precision precision, const CodecOutput& out, int first_head = 0);
-
-/// codes (rows, dim) of 4 levels -> bytes (rows, dim / 4), packed as cache_format.hpp says.
-void pack_codes(const Context& context, const std::uint8_t* codes, std::int64_t rows, int dim, std::uint8_t* bytes);
 
 }  // namespace oscar::cuda

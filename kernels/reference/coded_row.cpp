@@ -34,8 +34,6 @@ double sixteenths(int n) {
   return std::ldexp(kRoots[static_cast<std::size_t>(n - 16 * octave)], octave);
 }
 
-int bits_of(int levels) { return std::countr_zero(static_cast<unsigned>(levels)); }
-
 /// Channels [0, wide) are wide, [wide, stored) narrow.
 struct Classes {
   explicit Classes(const CodedFormat& format) {
@@ -63,40 +61,6 @@ int code_of(float value, int levels, float step, float scale) {
 
 float value_of(int code, int levels, float step, float scale) {
   return (static_cast<float>(code) - 0.5F * static_cast<float>(levels - 1)) * step * scale;
-}
-
-/// Calls visit(bits of the piece, bits of the code below it, first byte of the piece) for each piece of a code of
-/// `bits`.
-template <class Visit>
-void for_each_piece(int bits, const Visit& visit) {
-  std::size_t byte = 0;
-  for (int piece = 8, left = bits; left > 0; piece /= 2) {
-    if (piece > left) continue;
-    left -= piece;
-    visit(static_cast<std::size_t>(piece), left, byte);
-    byte += static_cast<std::size_t>(piece);
-  }
-}
-
-void pack_block(std::span<const int> codes, int bits, std::span<std::uint8_t> bytes) {
-  std::fill(bytes.begin(), bytes.end(), std::uint8_t{0});
-  for_each_piece(bits, [&](std::size_t piece, int below, std::size_t first) {
-    for (std::size_t i = 0; i < kCodedBlock; ++i) {
-      const int part = (codes[i] >> below) & ((1 << piece) - 1);
-      std::uint8_t& byte = bytes[first + i % piece];
-      byte = static_cast<std::uint8_t>(byte | part << (piece * (i / piece)));
-    }
-  });
-}
-
-void unpack_block(std::span<const std::uint8_t> bytes, int bits, std::span<int> codes) {
-  std::fill(codes.begin(), codes.end(), 0);
-  for_each_piece(bits, [&](std::size_t piece, int below, std::size_t first) {
-    for (std::size_t i = 0; i < kCodedBlock; ++i) {
-      const int part = (bytes[first + i % piece] >> (piece * (i / piece))) & ((1 << piece) - 1);
-      codes[i] |= part << below;
-    }
-  });
 }
 
 /// Returns the gain that makes <y, gain y^> = <y, y>, held to 1/2 … 2; 1 for rows of zeros, and beyond float32.
@@ -129,7 +93,7 @@ void require_valid(const CodedFormat& format) {
 std::size_t coded_row_bytes(const CodedFormat& format) {
   std::size_t bytes = 2;
   for (std::size_t i = 0; i < format.levels.size(); i += kCodedBlock) {
-    bytes += static_cast<std::size_t>(bits_of(format.levels[i]));
+    bytes += static_cast<std::size_t>(std::countr_zero(static_cast<unsigned>(format.levels[i])));
   }
   return bytes;
 }
@@ -157,13 +121,13 @@ std::uint8_t coded_scale_byte(float scale) {
 CodedCodes coded_codes(const CodedFormat& format, std::span<const float> row) {
   OSCAR_CHECK(row.size() == format.levels.size());
   const Classes classes(format);
-  CodedCodes out{std::vector<int>(row.size()),
+  CodedCodes out{std::vector<std::uint8_t>(row.size()),
                  {class_scale(format, row, 0, classes.wide), class_scale(format, row, classes.wide, classes.stored)}};
   std::vector<float> decoded(row.size());
   const std::array<float, 2> first{coded_scale(out.scales[0]), coded_scale(out.scales[1])};
   for (std::size_t i = 0; i < classes.stored; ++i) {
     const float scale = first[i < classes.wide ? 0 : 1];
-    out.codes[i] = code_of(row[i], format.levels[i], format.step[i], scale);
+    out.codes[i] = static_cast<std::uint8_t>(code_of(row[i], format.levels[i], format.step[i], scale));
     decoded[i] = value_of(out.codes[i], format.levels[i], format.step[i], scale);
   }
   const float gain = gain_of(row, decoded, classes.stored);
@@ -180,30 +144,6 @@ void coded_values(const CodedFormat& format, const CodedCodes& coded, std::span<
   for (std::size_t i = 0; i < classes.stored; ++i) {
     row[i] = value_of(coded.codes[i], format.levels[i], format.step[i], scales[i < classes.wide ? 0 : 1]);
   }
-}
-
-void encode_coded_row(const CodedFormat& format, std::span<const float> row, std::span<std::uint8_t> bytes) {
-  OSCAR_CHECK(bytes.size() == coded_row_bytes(format));
-  const CodedCodes coded = coded_codes(format, row);
-  std::size_t at = 0;
-  for (std::size_t i = 0; i < row.size(); i += kCodedBlock) {
-    const auto width = static_cast<std::size_t>(bits_of(format.levels[i]));
-    pack_block(std::span(coded.codes).subspan(i, kCodedBlock), static_cast<int>(width), bytes.subspan(at, width));
-    at += width;
-  }
-  std::copy(coded.scales.begin(), coded.scales.end(), bytes.begin() + static_cast<std::ptrdiff_t>(at));
-}
-
-void decode_coded_row(const CodedFormat& format, std::span<const std::uint8_t> bytes, std::span<float> row) {
-  OSCAR_CHECK(bytes.size() == coded_row_bytes(format));
-  CodedCodes coded{std::vector<int>(row.size()), {bytes[bytes.size() - 2], bytes[bytes.size() - 1]}};
-  std::size_t at = 0;
-  for (std::size_t i = 0; i < row.size(); i += kCodedBlock) {
-    const auto width = static_cast<std::size_t>(bits_of(format.levels[i]));
-    unpack_block(bytes.subspan(at, width), static_cast<int>(width), std::span(coded.codes).subspan(i, kCodedBlock));
-    at += width;
-  }
-  coded_values(format, coded, row);
 }
 
 }  // namespace oscar::reference

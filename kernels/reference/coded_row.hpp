@@ -18,11 +18,8 @@
 // Sums have 32 partial sums, of the channels i, i + 32, …, which are added in halves: sum l takes in sum l + 16, then
 // l + 8, and so on.
 //
-// Bytes: blocks of 8 neighbouring channels share a number of levels 2^w, widest blocks first, and take w bytes each;
-// then the scale byte of the wide class, then that of the narrow one. A class without channels has scale byte 0. The w
-// bits of a code are cut into pieces of 8, 4, 2 or 1 bits, the largest first: 7 = 4 + 2 + 1, with the high bits in the
-// first piece. A piece of p bits takes p bytes of the block: channel i of the block has its bits in byte i mod p, from
-// bit p (i div p) on. So one mask and one shift take a code from each byte at once.
+// Blocks of 8 neighbouring channels share a number of levels. oscar/coded_attention.h and coded_page.hpp say where the
+// bits of codes and scales lie.
 #pragma once
 
 #include <array>
@@ -37,13 +34,14 @@ namespace oscar::reference {
 
 /// The number of neighbouring channels that share a number of levels.
 inline constexpr std::size_t kCodedBlock = 8;
-/// The least number of levels of a wide channel.
-inline constexpr int kWideLevels = 16;
+/// The bits from which on a channel is wide, and its least number of levels.
+inline constexpr int kWideBits = 4, kWideLevels = 1 << kWideBits;
 
 /// Throws std::logic_error that says what is wrong with a format.
 void require_valid(const CodedFormat& format);
 
-/// Bytes of a packed row: the sum of log2(levels) over the blocks, and two for the scales.
+/// Bytes of a row as budgets and sets count them: the sum of log2(levels) over the blocks, and two for the scales.
+/// Pages have eight strings of whole bytes, which take the next multiple of 8 in place of the sum.
 [[nodiscard]] std::size_t coded_row_bytes(const CodedFormat& format);
 
 /// s(b). byte: 0 to 255.
@@ -53,20 +51,14 @@ void require_valid(const CodedFormat& format);
 /// The byte whose scale is nearest to `scale` in ratio; 0 for whatever is less than s(0), not a number included.
 [[nodiscard]] std::uint8_t coded_scale_byte(float scale);
 
-/// A row before its codes become bytes.
+/// What a row becomes.
 struct CodedCodes {
-  std::vector<int> codes;              // (d), 0 where channels are not stored
+  std::vector<std::uint8_t> codes;     // (d), 0 where channels are not stored
   std::array<std::uint8_t, 2> scales;  // of the wide class and of the narrow one
 };
 /// Quantises row (d).
 [[nodiscard]] CodedCodes coded_codes(const CodedFormat& format, std::span<const float> row);
 /// The inverse: row (d); channels that are not stored become 0.
 void coded_values(const CodedFormat& format, const CodedCodes& coded, std::span<float> row);
-
-/// Packs row (d) into bytes (coded_row_bytes).
-void encode_coded_row(const CodedFormat& format, std::span<const float> row, std::span<std::uint8_t> bytes);
-
-/// Unpacks bytes (coded_row_bytes) into row (d); channels that are not stored become 0.
-void decode_coded_row(const CodedFormat& format, std::span<const std::uint8_t> bytes, std::span<float> row);
 
 }  // namespace oscar::reference

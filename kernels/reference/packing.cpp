@@ -7,7 +7,7 @@
 
 #include "base/check.hpp"
 #include "kernels/arguments.hpp"
-#include "kernels/reference/coded_row.hpp"
+#include "kernels/reference/coded_page.hpp"
 #include "kernels/reference/row_codec.hpp"
 
 namespace oscar::reference {
@@ -82,8 +82,8 @@ void unpack_parameters(std::span<const std::uint8_t> bytes, DType dtype, std::sp
 
 namespace {
 
-const CodedFormat& format_of(const HistoryCodec& codec, int kv_head) {
-  return codec.coded->at(static_cast<std::size_t>(kv_head));
+CodedRows coded_rows(const HistoryCodec& codec, int kv_head) {
+  return CodedRows(codec.coded->at(static_cast<std::size_t>(kv_head)));
 }
 
 std::size_t groups_of(const RowCodec& codec, std::size_t dim) {
@@ -93,14 +93,14 @@ std::size_t groups_of(const RowCodec& codec, std::size_t dim) {
 }  // namespace
 
 std::size_t packed_row_bytes(const HistoryCodec& codec, int kv_head, std::size_t dim) {
-  if (codec.coded != nullptr) return coded_row_bytes(format_of(codec, kv_head));
+  if (codec.coded != nullptr) return coded_rows(codec, kv_head).bytes();
   return code_bytes(codec.levels, dim) + 2 * groups_of(codec, dim) * size_of(codec.scale_dtype);
 }
 
 void encode_packed_row(const HistoryCodec& codec, int kv_head, std::span<const float> row,
                        std::span<std::uint8_t> bytes) {
   OSCAR_CHECK(bytes.size() == packed_row_bytes(codec, kv_head, row.size()));
-  if (codec.coded != nullptr) return encode_coded_row(format_of(codec, kv_head), row, bytes);
+  if (codec.coded != nullptr) return coded_rows(codec, kv_head).write(row, bytes.data());
   const QuantizedRows encoded = encode_row(codec.of_head(kv_head), row);
   std::vector<float> pairs;
   for (std::size_t group = 0; group < encoded.scale.size(); ++group) {
@@ -114,7 +114,7 @@ void encode_packed_row(const HistoryCodec& codec, int kv_head, std::span<const f
 void decode_packed_row(const HistoryCodec& codec, int kv_head, std::span<const std::uint8_t> bytes,
                        std::span<float> row) {
   OSCAR_CHECK(bytes.size() == packed_row_bytes(codec, kv_head, row.size()));
-  if (codec.coded != nullptr) return decode_coded_row(format_of(codec, kv_head), bytes, row);
+  if (codec.coded != nullptr) return coded_rows(codec, kv_head).read(bytes.data(), row);
   const std::size_t codes = code_bytes(codec.levels, row.size()), groups = groups_of(codec, row.size());
   QuantizedRows encoded{std::vector<std::uint8_t>(row.size()), {}, {}};
   std::vector<float> pairs(2 * groups);

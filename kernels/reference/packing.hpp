@@ -38,7 +38,7 @@ void unpack_parameters(std::span<const std::uint8_t> bytes, DType dtype, std::sp
 // A packed row of the history: the row of one token and KV head as the bytes that a cache keeps. A history's codec says
 // which kind it is.
 //   row codec     the codes, then scale and zero of each group
-//   coded cache   the blocks of the KV head's format, then two scale bytes (coded_row.hpp)
+//   coded cache   the row in a page of one token that holds nothing else (coded_page.hpp)
 // Every row of a KV head and side has the same size.
 
 /// Returns the bytes of a packed row of d channels.

@@ -7,6 +7,7 @@
 #include "kernels/arguments.hpp"
 #include "kernels/mixed_sequence.hpp"
 #include "kernels/reference/attention.hpp"
+#include "kernels/reference/coded_row.hpp"
 #include "kernels/reference/moments.hpp"
 #include "kernels/reference/packing.hpp"
 #include "kernels/reference/row_codec.hpp"
@@ -25,6 +26,13 @@ std::vector<float> head_of(const std::vector<float>& rows, int heads, int head, 
     own.insert(own.end(), begin, begin + dim);
   }
   return own;
+}
+
+/// Returns the codes of a row, as Backend::quantize() gives them.
+QuantizedRows quantized(const HistoryCodec& codec, int head, std::span<const float> row) {
+  if (codec.coded == nullptr) return encode_row(codec.of_head(head), row);
+  CodedCodes coded = coded_codes(codec.coded->at(static_cast<std::size_t>(head)), row);
+  return {std::move(coded.codes), {coded_scale(coded.scales[0]), coded_scale(coded.scales[1])}, {0, 0}};
 }
 
 /// Returns the transposed matrices as Precision keeps them, or none for no transform: what maps stored rows back to
@@ -247,10 +255,8 @@ class ReferenceBackend : public Backend {
       const std::span<const float> row = rows.subspan(at, dim);
       std::vector<std::uint8_t> bytes(packed_row_bytes(codec, head, dim));
       encode_packed_row(codec, head, row, bytes);
-      if (codes != nullptr && codec.coded != nullptr) {
-        codes->codes.insert(codes->codes.end(), bytes.begin(), bytes.end());
-      } else if (codes != nullptr) {
-        const QuantizedRows encoded = encode_row(codec.of_head(head), row);
+      if (codes != nullptr) {
+        const QuantizedRows encoded = quantized(codec, head, row);
         codes->codes.insert(codes->codes.end(), encoded.codes.begin(), encoded.codes.end());
         codes->scale.insert(codes->scale.end(), encoded.scale.begin(), encoded.scale.end());
         codes->zero.insert(codes->zero.end(), encoded.zero.begin(), encoded.zero.end());

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: MIT
 """The C functions of oscar/coded_attention.h through ctypes, and pages of a coded cache decoded as that header defines them."""
 import ctypes
+import sys
+from pathlib import Path
 
 import torch
 
 from int2_library import Rows, Table
+
+sys.path.append(str(Path(__file__).parents[1] / "data/make"))
+from coded_rows import placed  # noqa: E402
 
 
 class Format(ctypes.Structure):
@@ -76,20 +81,6 @@ def head_planes(format_, pages, head, page_size):
                 pieces[side].append(pages[:, at:at + page_size * width].reshape(-1, page_size, width))
                 at += page_size * width
     return pieces[0], pieces[1], pages[:, at:at + page_size * 4].reshape(-1, page_size, 4)
-
-
-def placed(bits):
-    """[(block, byte of a string, lowest bit in it, width, lowest bit of the code)]: where the bits of the blocks lie."""
-    parts, used = [], [0] * -(-sum(bits) // 8)
-    for block, width in enumerate(bits):
-        done = 0
-        while done < width:
-            byte = used.index(min(used))
-            here = min(width - done, 8 - used[byte])
-            parts.append((block, byte, used[byte], here, done))
-            used[byte] += here
-            done += here
-    return parts
 
 
 def decode_rows(format_, pages, head, page_size, side):

@@ -32,7 +32,7 @@ MAY_INCLUDE = {
     "lib/verify": ["lib/base", "lib/tensor", "kernels", *MODEL, "lib/dump", "lib/moments", "lib/measure", "lib/set"],
     "lib/serve": ["lib/base", "lib/tensor", "kernels", *MODEL, "lib/measure", "lib/set", "lib/verify"],
     "lib/zoo": ["lib/base", "lib/remote", "lib/tensor", "kernels", *MODEL, "lib/set"],
-    "apps/torch": ["lib/base", "lib/tensor", "kernels", "kernels/reference", "kernels/cuda", "lib/moments"],
+    "apps/torch": ["lib/base", "lib/tensor", "kernels", "kernels/reference", "lib/moments"],
     "apps/oscar": ["lib/base", "lib/remote", "lib/tensor", "kernels", *MODEL, "lib/dump", "lib/moments", "lib/set", "lib/measure", "lib/fit",
                    "lib/verify", "lib/serve", "lib/zoo"],
 }

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Writes ../codec/coded_rows.safetensors: rows of the coded cache packed by a few lines of numpy, from the definition in
-kernels/reference/coded_row.hpp alone. coded_rows.py; needs numpy and safetensors."""
+"""Writes ../codec/coded_rows.safetensors: rows of the coded cache packed by a few lines of numpy, from the definitions in
+kernels/reference/coded_row.hpp and oscar/coded_attention.h alone. coded_rows.py; needs numpy and safetensors."""
 from pathlib import Path
 
 import numpy
-from safetensors.numpy import save_file
 
 F = numpy.float32
 SCALES = numpy.array([2.0 ** ((b - 128) / 16) for b in range(256)]).astype(F)
@@ -24,17 +23,27 @@ def scale_byte(scale):
     return max(int(numpy.searchsorted(LEAST, F(scale), side="right")) - 1, 0)
 
 
-def pieces(bits):
-    return [p for p in (8, 4, 2, 1) if bits & p]
+def placed(bits):
+    """[(block, byte of a string, lowest bit in it, width, lowest bit of the code)]: where the bits of the blocks lie."""
+    parts, used = [], [0] * -(-sum(bits) // 8)
+    for block, width in enumerate(bits):
+        done = 0
+        while done < width:
+            byte = used.index(min(used))
+            here = min(width - done, 8 - used[byte])
+            parts.append((block, byte, used[byte], here, done))
+            used[byte] += here
+            done += here
+    return parts
 
 
-def pack_block(codes, bits):
-    out, below = [], bits
-    for p in pieces(bits):
-        below -= p
-        parts = (codes >> below) & ((1 << p) - 1)
-        out += [sum(int(parts[byte + p * j]) << (p * j) for j in range(8 // p)) for byte in range(p)]
-    return out
+def pack(codes, bits):
+    """Bytes of the strings of one row: pieces of 16 bytes, then one of 8 if strings have an odd number of bytes."""
+    strings = numpy.zeros((-(-sum(bits) // 8), 8), numpy.int64)  # (byte, string)
+    for block, byte, position, width, code_bit in placed(bits):
+        strings[byte] |= (codes[8 * block:8 * block + 8] >> code_bit & 2**width - 1) << position
+    odd = len(strings) % 2
+    return [*strings[odd:].reshape(-1, 2, 8).transpose(0, 2, 1).flatten().tolist(), *strings[:odd].flatten().tolist()]
 
 
 def encode(row, levels, step, sigma):
@@ -59,15 +68,14 @@ def encode(row, levels, step, sigma):
     gain = F(1) if not energy > 0 else F(2) if not shared > 0 else min(max(ratio, F(0.5)), F(2))
     last = [scale_byte(SCALES[first[n]] * gain) if members.any() else 0
             for n, members in (("wide", wide), ("narrow", stored & ~wide))]
-    out = []
-    for block in range(0, len(row), 8):
-        if levels[block] > 1:
-            out += pack_block(codes[block:block + 8], int(levels[block]).bit_length() - 1)
     final = numpy.where(wide, SCALES[last[0]], SCALES[last[1]]).astype(F)
-    return out + last, numpy.where(stored, value(final), F(0)).astype(F)
+    bits = [int(l).bit_length() - 1 for l in levels[::8]]
+    return pack(codes, bits) + last, numpy.where(stored, value(final), F(0)).astype(F)
 
 
 def main():
+    from safetensors.numpy import save_file
+
     numpy.seterr(over="ignore")  # one row of each kind is beyond float32 on purpose
     rng, tensors = numpy.random.default_rng(7), {}
     plans = {"all_widths": [256, 128, 64, 32, 16, 8, 4, 2, 1], "narrow_only": [4, 4, 2, 1], "wide_only": [64, 16, 16],

@@ -10,7 +10,7 @@
 #include "base/threads.hpp"
 #include "kernels/cpu/ops.hpp"
 #include "kernels/reference/reference_backend.hpp"
-#include "unit/kernels/samples.hpp"
+#include "conformance/samples.hpp"
 
 namespace oscar {
 

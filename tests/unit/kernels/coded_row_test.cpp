@@ -7,12 +7,14 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <tuple>
 
 #include "kernels/reference/attention.hpp"
+#include "kernels/reference/coded_page.hpp"
 #include "kernels/reference/packing.hpp"
 #include "support/support.hpp"
 #include "tensor/safetensors.hpp"
-#include "unit/kernels/samples.hpp"
+#include "conformance/samples.hpp"
 
 namespace oscar::reference {
 namespace {
@@ -31,14 +33,15 @@ CodedFormat uniform(std::size_t dim, int levels) {
 }
 
 Bytes encoded(const CodedFormat& format, std::span<const float> row) {
-  Bytes bytes(coded_row_bytes(format));
-  encode_coded_row(format, row, bytes);
+  const CodedRows rows(format);
+  Bytes bytes(rows.bytes());
+  rows.write(row, bytes.data());
   return bytes;
 }
 
 std::vector<float> decoded(const CodedFormat& format, std::span<const std::uint8_t> bytes) {
   std::vector<float> row(format.levels.size());
-  decode_coded_row(format, bytes, row);
+  CodedRows(format).read(bytes.data(), row);
   return row;
 }
 
@@ -55,16 +58,77 @@ Bytes packed(const CodedFormat& format, std::span<const float> rows) {
 
 }  // namespace
 
-TEST_CASE("bits of a block lie where the format says") {
-  // Scale byte 128 is scale 1. Codes of 8 levels are a piece of two bits, then one of one bit.
-  const std::vector<float> row{-3.5F, -2.5F, -1.5F, -0.5F, 0.5F, 1.5F, 2.5F, 3.5F};  // codes 0 … 7 at scale 1
+TEST_CASE("bits of a row lie where oscar/coded_attention.h says") {
+  // Scale byte 128 is scale 1, which rows have whose root mean square is sigma.
+  const std::vector<float> row{-3.5F, -2.5F, -1.5F, -0.5F, 0.5F, 1.5F, 2.5F, 3.5F};  // codes 0 … 7 of 8 levels
   CodedFormat format = uniform(8, 8);
-  format.sigma.assign(8, std::sqrt(5.25F));  // the root mean square of the row: scale 1
-  const Bytes bytes = encoded(format, row);
-  // High pairs 0 0 1 1 2 2 3 3: byte 0 has those of channels 0, 2, 4, 6; byte 1 those of 1, 3, 5, 7; low bits 01010101.
-  const int pairs = 0 | 1 << 2 | 2 << 4 | 3 << 6;
-  CHECK(bytes == Bytes{static_cast<std::uint8_t>(pairs), static_cast<std::uint8_t>(pairs), 0b10101010, 0, 128});
-  CHECK(decoded(format, bytes) == row);
+  format.sigma.assign(8, std::sqrt(5.25F));
+  const Bytes one = encoded(format, row);  // strings of one byte: a piece of 8 bytes, then the scales
+  CHECK(one == Bytes{0, 1, 2, 3, 4, 5, 6, 7, 0, 128});
+  CHECK(decoded(format, one) == row);
+
+  // Six blocks of 3 bits: strings of 3 bytes. Blocks 0, 1 and 2 begin the bytes, 3, 4 and 5 follow them. Byte 0 is the
+  // piece of 8 bytes, bytes 1 and 2 are the words of the piece of 16, which comes first.
+  std::vector<float> all;
+  for (int block = 0; block < 6; ++block)
+    for (int j = 0; j < 8; ++j) all.push_back(row[static_cast<std::size_t>((block + j) % 8)]);
+  CodedFormat wide = uniform(48, 8);
+  wide.sigma.assign(48, std::sqrt(5.25F));
+  Bytes expected;
+  const auto byte = [](int lower, int upper, int j) {
+    return static_cast<std::uint8_t>((lower + j) % 8 | (upper + j) % 8 << 3);
+  };
+  for (int j = 0; j < 8; ++j) expected.insert(expected.end(), {byte(1, 4, j), byte(2, 5, j)});
+  for (int j = 0; j < 8; ++j) expected.push_back(byte(0, 3, j));
+  expected.insert(expected.end(), {0, 128});
+  CHECK(encoded(wide, all) == expected);
+  CHECK(decoded(wide, expected) == all);
+
+  // Three blocks of 5 bits have two bytes: the third is cut, and its low bits fill the first byte.
+  const std::vector<CodedPart> parts = parts_of(Bytes{5, 5, 5});
+  REQUIRE(parts.size() == 4);
+  CHECK(std::tie(parts[2].block, parts[2].byte, parts[2].position, parts[2].width, parts[2].code_bit) ==
+        std::tuple(2, 0, 5, 3, 0));
+  CHECK(std::tie(parts[3].block, parts[3].byte, parts[3].position, parts[3].width, parts[3].code_bit) ==
+        std::tuple(2, 1, 5, 2, 3));
+}
+
+TEST_CASE("a page is rows of all heads, sides and tokens, and nothing else") {
+  constexpr int kTokens = 3;
+  const std::vector<std::vector<int>> levels{{64, 4, 2}, {16, 16, 1}, {8, 8, 8}, {1, 1, 1}};  // of two heads' sides
+  std::vector<CodedFormat> formats;
+  for (const auto& own : levels) {
+    formats.push_back(uniform(24, 1));
+    for (std::size_t i = 0; i < 24; ++i) formats.back().levels[i] = own[i / 8];
+  }
+  std::vector<CodedRows> sides;
+  std::int64_t token_bytes = 0;
+  for (std::size_t head = 0; head < 2; ++head) {
+    const int keys = static_cast<int>(CodedRows(formats[2 * head]).bytes() - 2) / 8;
+    const int values = static_cast<int>(CodedRows(formats[2 * head + 1]).bytes() - 2) / 8;
+    const auto planes = planes_of_head(token_bytes, keys, values);
+    sides.emplace_back(formats[2 * head], planes[0]), sides.emplace_back(formats[2 * head + 1], planes[1]);
+    token_bytes += head_bytes(keys, values);
+  }
+  const std::vector<float> rows = gaussian_floats(4 * kTokens * 24, 5);
+  const auto row = [&](std::size_t side, int token) {
+    return std::span(rows).subspan((side * kTokens + static_cast<std::size_t>(token)) * 24, 24);
+  };
+  const auto page = [&](std::uint8_t before) {
+    Bytes bytes(static_cast<std::size_t>(kTokens * token_bytes), before);
+    for (std::size_t side = 0; side < 4; ++side)
+      for (int token = 0; token < kTokens; ++token) sides[side].write(row(side, token), bytes.data(), kTokens, token);
+    return bytes;
+  };
+  const Bytes bytes = page(0xA5);
+  CHECK(bytes == page(0x5A));  // every byte is written
+  for (std::size_t side = 0; side < 4; ++side) {
+    for (int token = 0; token < kTokens; ++token) {
+      std::vector<float> found(24);
+      sides[side].read(bytes.data(), found, kTokens, token);
+      CHECK(found == decoded(formats[side], encoded(formats[side], row(side, token))));
+    }
+  }
 }
 
 TEST_CASE("a code of every width comes back") {
@@ -80,7 +144,8 @@ TEST_CASE("a code of every width comes back") {
     CodedFormat scaled = format;
     scaled.sigma.assign(16, static_cast<float>(std::sqrt(square)));
     const Bytes bytes = encoded(scaled, row);
-    CHECK(bytes.size() == 2 * static_cast<std::size_t>(std::lround(std::log2(levels))) + 2);
+    CHECK(coded_row_bytes(scaled) == 2 * static_cast<std::size_t>(std::lround(std::log2(levels))) + 2);
+    CHECK(bytes.size() == (coded_row_bytes(scaled) + 5) / 8 * 8 + 2);
     CHECK(decoded(scaled, bytes) == row);
   }
 }
@@ -114,7 +179,7 @@ TEST_CASE("rows have the bytes and the values that an independent implementation
     const std::vector<std::int64_t> expected = file.load(plan + ".bytes").to_int64();
     const Bytes bytes = packed(format, rows);
     CHECK(bytes == Bytes(expected.begin(), expected.end()));
-    const std::size_t dim = format.levels.size(), size = coded_row_bytes(format);
+    const std::size_t dim = format.levels.size(), size = CodedRows(format).bytes();
     for (std::size_t r = 0; r < rows.size() / dim; ++r) {
       const std::span<const float> row(values.data() + r * dim, dim);
       CHECK(decoded(format, std::span(bytes).subspan(r * size, size)) == std::vector<float>(row.begin(), row.end()));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Bits of the CPU backend: sums do not depend on the number of threads, and eigenpairs are the same on every processor.
-// That they are right is in cpu_agreement_test.cpp.
+// That they are right is tested by tests/conformance.
 #include <doctest/doctest.h>
 
 #include <array>
@@ -12,7 +12,7 @@
 #include "base/threads.hpp"
 #include "kernels/cpu/ops.hpp"
 #include "support/support.hpp"
-#include "unit/kernels/samples.hpp"
+#include "conformance/samples.hpp"
 
 namespace oscar {
 

@@ -10,7 +10,7 @@
 #include "kernels/cpu/product_tile.hpp"
 #include "kernels/products.hpp"
 #include "support/support.hpp"
-#include "unit/kernels/samples.hpp"
+#include "conformance/samples.hpp"
 
 namespace oscar {
 namespace {

@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: MIT
-// A cache with queries, INT2 or coded, on host and device, and its attention in fp64. INT2 codes are unpacked by
-// kernels/reference; coded rows are decoded bit by bit, as oscar/coded_attention.h defines them.
+// A cache with queries, INT2 or coded, on host and device, and its attention in fp64. Rows are read by
+// kernels/reference.
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <memory>
 #include <utility>
 
+#include "kernels/reference/coded_page.hpp"
 #include "kernels/reference/packing.hpp"
 #include "oscar/coded_attention.h"
 #include "unit/kernels_cuda/int2_pages.hpp"
-#include "unit/kernels_cuda/samples.hpp"
+#include "unit/kernels_cuda/gpu.hpp"
 
 namespace oscar::test {
 
@@ -251,7 +253,7 @@ inline int code_layout(const oscar_coded_format& format, oscar_coded_layout& lay
   return plugin_function<decltype(oscar_coded_layout_of)>("oscar_coded_layout_of")(&format, &layout, table);
 }
 
-/// Bits and steps of one side of a layer, and where the bits of a KV head's codes lie.
+/// Bits and steps of one side of a layer.
 struct CodedSideFormat {
   std::vector<std::uint8_t> bits;  // (kv_heads, dim / 8)
   std::vector<float> steps;        // (kv_heads, dim)
@@ -274,36 +276,15 @@ struct CodedSideFormat {
     }
   }
 
-  [[nodiscard]] const std::uint8_t* of(int head) const { return &bits[static_cast<std::size_t>(head * blocks)]; }
-  [[nodiscard]] int string_bytes(int head) const {
-    int sum = 0;
-    for (int i = 0; i < blocks; ++i) sum += of(head)[i];
-    return (sum + 7) / 8;
+  [[nodiscard]] std::span<const std::uint8_t> of(int head) const {
+    return std::span(bits).subspan(static_cast<std::size_t>(head * blocks), static_cast<std::size_t>(blocks));
   }
-  /// strings[j][byte]; `wide`, `narrow`: bytes of the scales.
-  [[nodiscard]] std::vector<double> row(int head, const std::vector<std::vector<int>>& strings, int wide,
-                                        int narrow) const {
-    std::vector<int> used(strings[0].size());
-    std::vector<double> out(static_cast<std::size_t>(8 * blocks));
-    for (int block = 0; block < blocks; ++block) {
-      const int width = of(head)[block];
-      int codes[8] = {};
-      for (int bit = 0, byte = 0, room = 0; bit < width; ++bit, --room) {
-        if (room == 0) {
-          byte = static_cast<int>(std::min_element(used.begin(), used.end()) - used.begin());
-          room = 8 - used[static_cast<std::size_t>(byte)];
-        }
-        const int position = used[static_cast<std::size_t>(byte)]++;
-        for (std::size_t j = 0; j < 8; ++j)
-          codes[j] |= (strings[j][static_cast<std::size_t>(byte)] >> position & 1) << bit;
-      }
-      const double scale = std::exp2(((width >= 4 ? wide : narrow) - 128) / 16.0);
-      for (int j = 0; j < 8 && width > 0; ++j) {
-        const std::size_t i = static_cast<std::size_t>(8 * block + j);
-        out[i] = (codes[j] - ((1 << width) - 1) / 2.0) * steps[static_cast<std::size_t>(head) * 8 * blocks + i] * scale;
-      }
-    }
-    return out;
+  [[nodiscard]] CodedFormat format(int head) const {
+    CodedFormat own;
+    for (const std::uint8_t width : of(head)) own.levels.insert(own.levels.end(), 8, 1 << width);
+    own.step.assign(steps.begin() + head * 8 * blocks, steps.begin() + (head + 1) * 8 * blocks);
+    own.sigma.assign(own.step.size(), 1.0F);
+    return own;
   }
 };
 
@@ -322,6 +303,15 @@ class CodedDecodeCase : public DecodeCase<oscar_coded_decode_args> {
     std::vector<std::byte> table(static_cast<std::size_t>(args.layout.table_bytes));
     check_cuda(code_layout(format, args.layout, table.data()));
     args.layout.table = upload(table);
+    std::int64_t bytes = 0;
+    for (int head = 0; head < s.kv_heads; ++head) {
+      const int keys = reference::bytes_of_string(sides_[0].of(head));
+      const int values = reference::bytes_of_string(sides_[1].of(head));
+      const auto planes = reference::planes_of_head(bytes, keys, values);
+      for (std::size_t side = 0; side < 2; ++side) rows_[side].emplace_back(sides_[side].format(head), planes[side]);
+      scales_at_.push_back(planes[0].scales * s.page_size);
+      bytes += reference::head_bytes(keys, values);
+    }
     fill_pages();
     args.pages = upload(pages_), args.page_stride = s.page_size * args.layout.token_bytes;
     make_workspace(plugin_function<decltype(oscar_coded_decode_tokens_workspace)>(
@@ -343,43 +333,25 @@ class CodedDecodeCase : public DecodeCase<oscar_coded_decode_args> {
     for (std::byte& byte : pages_) byte = static_cast<std::byte>(engine_());
     for (int page = 0; page < history_.total; ++page) {
       for (int head = 0; head < s.kv_heads; ++head) {
-        std::byte* const scales = data(page, head) + s.page_size * (head_bytes(head) - 4);
+        std::byte* const scales = data(page) + scales_at_[static_cast<std::size_t>(head)];
         for (int i = 0; i < 4 * s.page_size; ++i) scales[i] = static_cast<std::byte>(112 + engine_() % 28);
       }
     }
   }
 
-  [[nodiscard]] int head_bytes(int head) const {
-    return 8 * (sides_[0].string_bytes(head) + sides_[1].string_bytes(head)) + 4;
-  }
-  std::byte* data(int page, int head) {
-    std::int64_t at = page * s.page_size * args.layout.token_bytes;
-    for (int i = 0; i < head; ++i) at += std::int64_t{s.page_size} * head_bytes(i);
-    return &pages_[static_cast<std::size_t>(at)];
-  }
+  std::byte* data(int page) { return &pages_[static_cast<std::size_t>(page * s.page_size * args.layout.token_bytes)]; }
 
   std::vector<double> packed_row(int side, int page, int head, int slot) override {
-    const int count[2] = {sides_[0].string_bytes(head), sides_[1].string_bytes(head)};
-    const auto byte_at = [&](std::int64_t at) { return static_cast<int>(data(page, head)[at]); };
-    const std::int64_t full = 16LL * s.page_size, half = full / 2;
-    const std::int64_t first_full = side == 0 ? 0 : count[0] / 2, halves = count[0] / 2 + count[1] / 2;
-    std::vector<std::vector<int>> strings(8);
-    for (int j = 0; j < 8; ++j) {
-      if (count[side] % 2 == 1) {
-        strings[static_cast<std::size_t>(j)].push_back(
-            byte_at(halves * full + (side == 0 ? 0 : count[0] % 2) * half + slot * 8 + j));
-      }
-      for (int byte = 0; byte < count[side] / 2 * 2; ++byte) {
-        strings[static_cast<std::size_t>(j)].push_back(
-            byte_at((first_full + byte / 2) * full + slot * 16 + 2 * j + byte % 2));
-      }
-    }
-    const std::int64_t scales = s.page_size * std::int64_t{head_bytes(head) - 4} + slot * 4 + 2 * side;
-    return sides_[side].row(head, strings, byte_at(scales), byte_at(scales + 1));
+    std::vector<float> row(static_cast<std::size_t>(s.dim));
+    rows_[static_cast<std::size_t>(side)][static_cast<std::size_t>(head)].read(
+        reinterpret_cast<const std::uint8_t*>(data(page)), row, s.page_size, slot);
+    return {row.begin(), row.end()};
   }
 
   std::mt19937 formats_;  // of its own, so that formats depend on nothing else
   CodedSideFormat sides_[2];
+  std::array<std::vector<reference::CodedRows>, 2> rows_;  // of the KV heads
+  std::vector<std::int64_t> scales_at_;                    // of the KV heads, in a page
   std::vector<std::byte> pages_;
 };
 

@@ -1,35 +1,15 @@
 // SPDX-License-Identifier: MIT
-// The cache format and the plan of compare(), as the kernels use them: on the host, where no GPU is needed.
+// What queries read of the cache, and the plan of compare(), as the kernels use them: on the host, where no GPU is
+// needed.
 #include <doctest/doctest.h>
 
 #include <map>
-#include <random>
 #include <set>
 
 #include "kernels/cuda/cache_format.hpp"
 #include "kernels/cuda/compare_plan.hpp"
-#include "kernels/reference/packing.hpp"
 
 namespace oscar::cuda {
-
-TEST_CASE("the GPU packs 2-bit codes into the bytes that the reference packs them into") {
-  std::mt19937 random(1);
-  for (const int dim : {4, 64, 80, 96, 112, 128, 192, 256}) {
-    std::vector<std::uint8_t> codes(static_cast<std::size_t>(dim)), expected(codes.size() / 4);
-    for (std::uint8_t& code : codes) code = random() % 4;
-    reference::pack_int2(codes, expected);
-    for (int i = 0; i < dim / 4; ++i) {
-      const std::uint8_t byte = packed_byte(codes.data(), dim, i);
-      CHECK(byte == expected[static_cast<std::size_t>(i)]);
-      for (int part = 0; part < 4; ++part) {
-        CHECK(packed_code(byte, part) == codes[static_cast<std::size_t>(i + part * dim / 4)]);
-      }
-    }
-  }
-  CHECK(is_packed(4, 80));
-  CHECK_FALSE(is_packed(5, 80));
-  CHECK_FALSE(is_packed(4, 6));
-}
 
 TEST_CASE("a tile of keys is read in each way that some of its queries needs") {
   for (const Windows& windows : {Windows{4, 16}, Windows{0, 0}, Windows{0, 40}, Windows{10, 0}, Windows{64, 256}}) {

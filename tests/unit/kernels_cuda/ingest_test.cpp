@@ -7,7 +7,7 @@
 #include <fstream>
 
 #include "base/files.hpp"
-#include "unit/kernels_cuda/samples.hpp"
+#include "unit/kernels_cuda/gpu.hpp"
 
 namespace oscar {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "kernels/reference/packing.hpp"
 #include "unit/kernels_cuda/int2_pages.hpp"
-#include "unit/kernels_cuda/samples.hpp"
+#include "unit/kernels_cuda/gpu.hpp"
 
 namespace oscar {
 namespace {

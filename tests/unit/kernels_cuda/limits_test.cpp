@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// What the CUDA backend promises beside agreement (agreement_test.cpp): which device a name gives; the same bits in
+// What the CUDA backend promises beside agreement (tests/conformance): which device a name gives; the same bits in
 // every run, from several threads and with little memory; what it says where memory is short; and what it refuses.
 #include <array>
 #include <cstring>
 #include <limits>
 #include <thread>
 
-#include "unit/kernels_cuda/samples.hpp"
+#include "unit/kernels_cuda/gpu.hpp"
 
 namespace oscar {
 
@@ -103,9 +103,7 @@ TEST_CASE("errors of attention match the CPU where GPU memory is short") {
   const Sequence s({DType::kBF16, 128, 4096}, 6, 2, positions);
   std::vector<HistoryCodecs> candidates;
   for (int i = 0; i < 12; ++i) candidates.push_back({RowCodec{.clip_ratio = 1 - 0.03 * i}, RowCodec{}});
-  const SequenceInput input = s.input(Precision::kServing);
-  check_compare(kOfGpu, s, gpu->hold(input)->compare(candidates, {64, 256}),
-                make_cpu_backend()->hold(input)->compare(candidates, {64, 256}));
+  compare({*make_cpu_backend(), *gpu, Tier::kLarge}, s, Precision::kServing, candidates, {64, 256});
   CHECK(notices.mention("GPU memory is short"));
 }
 
@@ -113,7 +111,11 @@ TEST_CASE("held sequences give the same bits in every run, and from several thre
   const std::unique_ptr<Backend> gpu = gpu_or_skip();
   if (gpu == nullptr) return;
   std::vector<Sequence> all;
-  for (const int dim : {64, 96, 128}) add_sequences({DType::kBF16, dim, 201}, all);
+  for (const int dim : {64, 96, 128}) {
+    all.emplace_back(Shape{DType::kBF16, dim, 201}, 6, 2, std::vector<std::int64_t>{});
+    all.emplace_back(Shape{DType::kBF16, dim, 201}, 5, 1, std::vector<std::int64_t>{0, 66, 66, 100, 200});
+    all.emplace_back(Shape{DType::kBF16, dim, 201}, 3, 3, std::vector<std::int64_t>{200});
+  }
   std::vector<std::vector<double>> expected(all.size()), got(all.size());
   for (std::size_t i = 0; i < all.size(); ++i) expected[i] = answers(*gpu, all[i]);
   for (int run = 0; run < 3; ++run) {
@@ -186,7 +188,7 @@ TEST_CASE("eigenproblems of all layers come in one batch, the same to the bit ea
   Notices notices;
   const std::unique_ptr<Backend> gpu = gpu_with("OSCAR_CUDA_MEMORY_LIMIT", "8192", notices);
   const MatrixStack matrices = symmetric_matrices(72, 128, 35);
-  check_eigenpairs({*make_cpu_backend(), *gpu, kOfGpu}, matrices);
+  eigenpairs({*make_cpu_backend(), *gpu, Tier::kLarge}, matrices);
   const std::vector<Eigenpairs> first = gpu->eigh(matrices), second = gpu->eigh(matrices);
   for (std::size_t i = 0; i < first.size(); ++i) {
     CHECK(first[i].values == second[i].values);
@@ -202,9 +204,8 @@ TEST_CASE("eigenproblems whose batch does not fit the GPU are solved one by one,
   bool one_by_one = false;
   for (int mebibytes = 40; mebibytes >= 24 && !one_by_one; mebibytes -= 2) {
     Notices notices;
-    check_eigenpairs(
-        {*make_cpu_backend(), *gpu_with("OSCAR_CUDA_MEMORY_LIMIT", std::to_string(mebibytes), notices), kOfGpu},
-        matrices);
+    const auto small = gpu_with("OSCAR_CUDA_MEMORY_LIMIT", std::to_string(mebibytes), notices);
+    eigenpairs({*make_cpu_backend(), *small, Tier::kLarge}, matrices);
     one_by_one = notices.mention("eigenproblems are solved one by one");
   }
   CHECK(one_by_one);

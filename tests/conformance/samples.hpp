@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// What the tests of backends share: random activations of every type and head size, outputs between guards, sequences
-// with transforms, positions, score rules and codecs of every kind, and one line per measurement, which
-// scripts/gpu/test.sh collects.
+// What the tests of backends share: the cases and tolerances of cases.json, random activations of every type and head
+// size, outputs between guards, sequences with transforms, positions, score rules and codecs of every kind, and one
+// line per measurement, which scripts/gpu/test.sh collects.
 #pragma once
 
 #include <cmath>
@@ -23,9 +23,20 @@ struct Shape {
   int head_dim;
   std::int64_t tokens;
 };
+
+/// Which cases of a list: those up to this size.
+enum class Tier { kSmall, kMedium, kLarge };
+[[nodiscard]] std::vector<Shape> shapes_of(const std::string& list, Tier tier);
+[[nodiscard]] std::vector<RowCodec> row_codecs(Tier tier);
+/// How far results of an operation may be apart; backends of some kind may have a figure of their own.
+[[nodiscard]] double tolerance(const std::string& what, const std::string& kind = {});
+
 /// Gaussian activations with a few large channels.
 [[nodiscard]] Tensor activations(const Shape& shape, int heads, unsigned seed);
 [[nodiscard]] std::vector<double> gaussian(std::size_t size, unsigned seed);
+/// Ordinary rows, and rows that are zero, constant, huge, tiny or of few values; some have a zero of either sign as
+/// their smallest value, or a clip threshold of zero.
+[[nodiscard]] std::vector<float> codec_rows(std::size_t count, std::size_t dim);
 [[nodiscard]] MatrixStack gaussian_matrices(int count, int dim, unsigned seed);
 [[nodiscard]] MatrixStack symmetric_matrices(int count, int dim, unsigned seed);
 
@@ -109,8 +120,7 @@ struct Sequence {
   }
 };
 
-/// Adds a prefill, a few queries (two of them at one position), and a decode step.
-void add_sequences(const Shape& shape, std::vector<Sequence>& all);
+[[nodiscard]] std::vector<Sequence> sequences_of(Tier tier);
 
 /// Both sides, one side, none; packed rows of the coded cache; whole rows and groups, with and without clipping, 4
 /// levels and more.

@@ -1,12 +1,80 @@
 // SPDX-License-Identifier: MIT
-#include "unit/kernels/samples.hpp"
+#include "conformance/samples.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <random>
+#include <sstream>
+
+#include "base/json.hpp"
 
 namespace oscar::test {
+
+namespace {
+
+const Json& cases() {
+  static const Json all = read_json(OSCAR_TEST_CASES);
+  return all;
+}
+
+/// Cases with one value for each member, in place of arrays of values.
+std::vector<Json> expanded(const Json& entry) {
+  for (const auto& [name, values] : entry.items()) {
+    if (!values.is_array()) continue;
+    std::vector<Json> all;
+    for (const Json& value : values) {
+      Json one = entry;
+      one[name] = value;
+      for (Json& each : expanded(one)) all.push_back(std::move(each));
+    }
+    return all;
+  }
+  return {entry};
+}
+
+std::vector<Json> cases_of(const std::string& list, Tier tier) {
+  std::vector<Json> all;
+  for (const auto& [name, entries] : cases().at(list).items()) {
+    for (const Json& entry : entries)
+      for (Json& one : expanded(entry)) all.push_back(std::move(one));
+    if (name == (tier == Tier::kSmall ? "small" : tier == Tier::kMedium ? "medium" : "large")) break;
+  }
+  return all;
+}
+
+DType dtype_at(const Json& one, const char* name) { return dtype_from_name(one.value(name, std::string("float32"))); }
+
+Shape shape_at(const Json& one) {
+  return {dtype_at(one, "dtype"), one.at("dim").get<int>(), one.value("tokens", std::int64_t{1})};
+}
+
+}  // namespace
+
+double tolerance(const std::string& what, const std::string& kind) {
+  const Json& all = cases().at("tolerances");
+  const auto own = all.find(what + ", " + kind);
+  return own != all.end() ? own->get<double>() : all.at(what).get<double>();
+}
+
+std::vector<Shape> shapes_of(const std::string& list, Tier tier) {
+  std::vector<Shape> all;
+  for (const Json& one : cases_of(list, tier)) all.push_back(shape_at(one));
+  return all;
+}
+
+std::vector<RowCodec> row_codecs(Tier tier) {
+  std::vector<RowCodec> all;
+  for (const Json& one : cases_of("codecs", tier)) {
+    all.push_back({.levels = one.value("levels", 4),
+                   .group_size = one.value("group", 0),
+                   .clip_ratio = one.value("clip", 0.0),
+                   .clip_search = one.value("search", "sort") == "sort" ? ClipSearch::kSort : ClipSearch::kBisect,
+                   .grid = grid_from_name(one.value("grid", "minmax")),
+                   .scale_dtype = dtype_at(one, "scale")});
+  }
+  return all;
+}
 
 std::vector<double> gaussian(std::size_t size, unsigned seed) {
   std::mt19937 engine(seed);
@@ -23,6 +91,26 @@ Tensor activations(const Shape& shape, int heads, unsigned seed) {
   std::vector<float> values(random.begin(), random.end());
   for (std::size_t i = 0; i < values.size(); ++i) values[i] *= i % dim % 29 == 3 ? 6.0F : 1.0F;
   return convert(Tensor::from({shape.tokens, heads, shape.head_dim}, std::span<const float>(values)), shape.dtype);
+}
+
+std::vector<float> codec_rows(std::size_t count, std::size_t dim) {
+  const std::vector<double> random = gaussian(count * dim, 21);
+  std::vector<float> rows(random.begin(), random.end());
+  for (std::size_t row = 0; row < count; ++row) {
+    const std::span<float> x = std::span(rows).subspan(row * dim, dim);
+    for (std::size_t i = 0; i < dim; ++i) {
+      if (row % 11 == 1) x[i] = 0.0F;
+      if (row % 11 == 2) x[i] = -5.0F;
+      if (row % 11 == 3) x[i] *= 1e30F;
+      if (row % 11 == 4) x[i] *= 1e-30F;
+      if (row % 11 == 5) x[i] = std::round(x[i]);
+      if (row % 11 == 6) x[i] = round_to_bf16(x[i]);
+      if (row % 11 == 7) x[i] = i % 2 == row / 11 % 2 ? 0.0F : -0.0F;
+      if (row % 11 == 8) x[i] = i % 3 == 0 ? (i % 2 == row / 11 % 2 ? 0.0F : -0.0F) : std::abs(x[i]);
+      if (row % 11 == 9 && i % 5 != row / 11 % 5) x[i] = 0.0F;
+    }
+  }
+  return rows;
 }
 
 MatrixStack gaussian_matrices(int count, int dim, unsigned seed) {
@@ -146,11 +234,27 @@ SequenceInput Sequence::input(Precision precision, bool rotated) const {
   return input;
 }
 
-void add_sequences(const Shape& shape, std::vector<Sequence>& all) {
-  const std::int64_t last = shape.tokens - 1;
-  all.emplace_back(shape, 6, 2, std::vector<std::int64_t>{});
-  all.emplace_back(shape, 5, 1, std::vector<std::int64_t>{0, last / 3, last / 3, last / 2, last});
-  all.emplace_back(shape, 3, 3, std::vector<std::int64_t>{last});
+std::vector<Sequence> sequences_of(Tier tier) {
+  std::vector<Sequence> all;
+  for (const Json& one : cases_of("sequences", tier)) {
+    const Shape shape = shape_at(one);
+    const std::int64_t last = shape.tokens - 1;
+    const std::string kind = one.value("kind", ""), history = one.value("history", "");
+    if (kind == "prefill") {
+      all.emplace_back(shape, 6, 2, std::vector<std::int64_t>{});
+    } else if (kind == "queries") {  // two of them at one position
+      all.emplace_back(shape, 5, 1, std::vector<std::int64_t>{0, last / 3, last / 3, last / 2, last});
+    } else if (kind == "decode") {
+      all.emplace_back(shape, 3, 3, std::vector<std::int64_t>{last});
+    } else {
+      std::istringstream words(one.value("positions", ""));
+      const std::vector<std::int64_t> positions(std::istream_iterator<std::int64_t>(words), {});
+      all.emplace_back(shape, one.at("heads").get<int>(), one.at("kv_heads").get<int>(), positions,
+                       one.value("value_dim", 0));
+      if (!history.empty()) all.back() = std::move(all.back()).with_history(history == "both");
+    }
+  }
+  return all;
 }
 
 HistoryCodec coded(int kv_heads, int dim) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "unit/kernels_cuda/samples.hpp"
+#include "unit/kernels_cuda/gpu.hpp"
 
 #include <algorithm>
 #include <cstdlib>
@@ -29,16 +29,6 @@ std::unique_ptr<Backend> gpu_with(const char* variable, const std::string& value
   std::unique_ptr<Backend> backend = make_backend("cuda", status);
   ::unsetenv(variable);
   return backend;
-}
-
-std::vector<Shape> shapes() {
-  std::vector<Shape> all;
-  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
-    std::int64_t tokens = 301;
-    for (const int head_dim : {64, 80, 96, 112, 128, 192, 256}) all.push_back({dtype, head_dim, tokens -= 10});
-    all.push_back({dtype, 128, 1});
-  }
-  return all;
 }
 
 }  // namespace oscar::test

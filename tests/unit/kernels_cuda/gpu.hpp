@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the tests of the CUDA backend share beside the samples of all backends: the GPU, and what it had to say.
+// What the tests of the CUDA backend share beside tests/conformance: the GPU, and what it had to say.
 #pragma once
 
 #include <memory>
@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "unit/kernels/agreement.hpp"
+#include "conformance/operations.hpp"
 
 namespace oscar::test {
 
@@ -26,8 +26,5 @@ class Notices : public Status {
 };
 /// A backend made while an environment variable has this value; the GPU must be there.
 [[nodiscard]] std::unique_ptr<Backend> gpu_with(const char* variable, const std::string& value, Status& status);
-
-/// Every type with every head size, with odd numbers of tokens.
-[[nodiscard]] std::vector<Shape> shapes();
 
 }  // namespace oscar::test

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: MIT
+"""What the tests of torch.ops.oscar.* share: the cases of cases.json, caches in pages, attention in float64.
+
+On the CPU by kernels/reference; on a GPU by the kernels if OSCAR_TEST_DEVICE=cuda, whose bytes must be those of the CPU; exit status 77 if
+there is none. Needs torch and numpy alone.
+"""
+import functools
+import itertools
+import json
+import os
+import sys
+import unittest
+from pathlib import Path
+
+try:
+    import numpy  # noqa: F401
+    import torch
+except ImportError as missing:
+    print(f"skipped: {missing}; run scripts/setup.sh --tests")
+    sys.exit(77)
+
+PROJECT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(PROJECT / "tests/bench"), str(PROJECT / "scripts/reference")]
+from coded_library import CodedFormat, decode_rows  # noqa: E402
+
+DEVICE = os.environ.get("OSCAR_TEST_DEVICE", "cpu")
+ON_CUDA = DEVICE == "cuda"
+if ON_CUDA and not torch.cuda.is_available():
+    print("skipped: needs an NVIDIA GPU")
+    sys.exit(77)
+torch.ops.load_library(os.environ["OSCAR_TORCH_LIBRARY"])
+ops = torch.ops.oscar
+CASES = json.loads(Path(__file__).with_name("cases.json").read_text())
+TOLERANCES = CASES["tolerances"]
+BEFORE = 7.0  # what rows hold that are not to be written
+BF16, F32, F16 = torch.bfloat16, torch.float32, torch.float16
+LENGTHS = (500, 33, 1) if ON_CUDA else (40, 9, 1)
+
+
+def expanded(entries):
+    """Cases with one value for each member, in place of lists of values; a GPU has kernels for three head sizes."""
+    for entry in entries:
+        lists = [value if isinstance(value, list) else [value] for value in entry.values()]
+        for values in itertools.product(*lists):
+            if not ON_CUDA or dict(zip(entry, values)).get("dim", 64) in (64, 128, 256):
+                yield dict(zip(entry, values))
+
+
+def each(cases):
+    """The method becomes a test for each of these cases, which are its arguments: they fail one by one."""
+    def mark(method):
+        method.cases = list(cases)
+        return method
+    return mark
+
+
+class OperatorTest(unittest.TestCase):
+    def __init_subclass__(cls):
+        for name, method in list(vars(cls).items()):
+            if hasattr(method, "cases"):
+                delattr(cls, name)
+                for case in method.cases:
+                    setattr(cls, f"{name}: {', '.join(f'{key} {value}' for key, value in case.items())}", functools.partialmethod(method, **case))
+
+    def setUp(self):
+        torch.manual_seed(0)
+
+    def refused(self, expected, call):
+        with self.subTest(expected), self.assertRaises((RuntimeError, NotImplementedError)) as error:
+            call()
+        self.assertIn(expected, str(error.exception))
+
+    def changed(self, cache, expected, name, value):
+        """Attention is refused with another value of one of the cache's members."""
+        before = getattr(cache, name)
+        setattr(cache, name, value)
+        self.refused(expected, cache.attend)
+        setattr(cache, name, before)
+
+    def same(self, found, expected, what=""):
+        self.assertTrue(torch.equal(found, expected), f"{int((found != expected).sum())} of {found.numel()} values differ {what}")
+
+    def near(self, found, expected, limit=TOLERANCES["decode"]):
+        self.assertLess(float((found - expected).norm() / expected.norm()), limit)
+
+    def check_attention(self, found, expected, kind):
+        self.near(found[0], expected[0])
+        limit = TOLERANCES[f"decode, log-sum-exp, {kind}"]
+        torch.testing.assert_close(found[1].double(), expected[1], rtol=limit, atol=limit)
+
+    def check_graph(self, step, expected):
+        """A graph of step(workspace), which runs on any stream."""
+        workspace, stream = torch.zeros(1 << 24, dtype=torch.uint8, device="cuda"), torch.cuda.Stream()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            step(workspace)
+            stream.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=stream):
+                out = step(workspace)
+            out.zero_()
+            graph.replay()
+            graph.replay()
+            stream.synchronize()
+        self.same(out, expected)
+
+    def assert_rest_is_untouched(self, found, written):
+        self.assertEqual(float((found[~written].float() - BEFORE).abs().max()), 0, "a row that is not to be written")
+
+
+def normal(*shape, device=DEVICE):
+    return torch.randn(shape, device=device).bfloat16()
+
+
+def rotations(heads, dim):
+    return torch.linalg.qr(torch.randn(heads, dim, dim, device=DEVICE))[0].bfloat16().contiguous()
+
+
+def before(*shape):
+    return torch.full(shape, BEFORE, dtype=BF16, device=DEVICE)
+
+
+def targets(tokens, heads, dim):
+    """bfloat16 (tokens, heads, d) of both layouts that attention takes, and a part of wider rows."""
+    yield before(tokens, heads, dim)
+    yield before(heads, tokens + 3, dim)[:, 2:-1].transpose(0, 1)
+    yield before(tokens, heads + 1, 2 * dim)[:, 1:, dim:]
+
+
+def some_of(slots):
+    """In another order, some twice, some not to be read."""
+    slots = slots[torch.randperm(len(slots), device=slots.device)].contiguous()
+    slots[5::9] = slots[0]
+    slots[3::11] = -1
+    return slots
+
+
+def unaligned(shape):
+    return torch.empty(shape.numel() + 1, dtype=BF16, device=DEVICE)[1:].view(shape)
+
+
+def attention(q, keys, values):
+    """q (query heads, d), keys and values (KV heads, tokens, d) -> outputs (query heads, d) and log-sum-exps, in float64."""
+    scores = q.double().unflatten(0, (len(keys), -1)) @ keys.transpose(1, 2) * q.shape[-1]**-0.5
+    return (scores.softmax(-1) @ values).flatten(0, 1), scores.logsumexp(-1).flatten()
+
+
+class Sequences:
+    """Of some lengths in shuffled pages, windows of their own tokens, and queries."""
+
+    def __init__(self, device, dim, lengths, window, page, q_heads, kv_heads):
+        self.device, self.dim, self.page, self.heads = device, dim, page, kv_heads
+        pages = -(-max(lengths) // page)
+        self.table = torch.randperm(len(lengths) * pages).int().reshape(len(lengths), pages).to(device)
+        self.lengths = torch.tensor(lengths, dtype=torch.int32, device=device)
+        self.window_lengths = torch.full_like(self.lengths, window)
+        self.window_table = torch.arange(len(lengths), dtype=torch.int32, device=device).reshape(-1, 1)
+        self.windows = [normal(len(lengths), 16, kv_heads, dim, device=device) for _ in range(2)]
+        self.q = normal(len(lengths), q_heads, dim, device=device)
+
+    def slots(self):
+        """Those of all tokens of all sequences."""
+        found = []
+        for b, length in enumerate(self.lengths.tolist()):
+            at = torch.arange(length, device=self.device)
+            found.append((self.table[b][at // self.page] * self.page + at % self.page).int())
+        return torch.cat(found)
+
+    def tables(self):
+        return self.table, self.lengths, *self.windows, self.window_table, self.window_lengths
+
+    def expected(self, unseen=0):
+        """Outputs and log-sum-exps in float64. unseen: tokens at the end of each window that the query does not see."""
+        out, first, packed = [], 0, self.packed()
+        for b, length in enumerate(self.lengths.tolist()):
+            window = int(self.window_lengths[b]) - unseen
+            k, v = (torch.cat([rows[first:first + length], window_rows[b, :window].double()]).transpose(0, 1)
+                    for rows, window_rows in zip(packed, self.windows))
+            out.append(attention(self.q[b] if self.q.dim() == 3 else self.q[b, -1 - unseen], k, v))
+            first += length
+        return [torch.stack(each) for each in zip(*out)]
+
+
+class Int2Cache(Sequences):
+    def __init__(self, device, lengths=LENGTHS, window=9, group=0, params="float32", dim=128):
+        super().__init__(device, dim, lengths, window, 16, 8, 2)
+        shape = (self.table.numel(), self.page, self.heads)
+        self.codes = [torch.zeros(*shape, dim // 4, dtype=torch.uint8, device=device) for _ in range(2)]
+        self.params = [torch.zeros(*shape, dim // (group or dim), 2, dtype=getattr(torch, params), device=device) for _ in range(2)]
+
+    def attend(self, **options):
+        return ops.int2_decode(self.q, *self.codes, *self.params, *self.tables(), **options)
+
+    def packed(self):
+        return [unpacked(codes, params, self.slots()).double() for codes, params in zip(self.codes, self.params)]
+
+
+def unpacked(codes, params, slots):
+    """float32 rows of slots, by the formula."""
+    at = slots.long() // codes.shape[1], slots.long() % codes.shape[1]
+    numbers = torch.cat([codes[at] >> shift & 3 for shift in (0, 2, 4, 6)], -1).float().unflatten(-1, (params.shape[3], -1))
+    scale, zero = params[at].float().unbind(-1)
+    return ((numbers - zero[..., None]) * scale[..., None]).flatten(-2)
+
+
+class CodedCache(Sequences):
+    """A head's values have the plan of the next head: in each size some head has 8-byte pieces of both."""
+
+    def __init__(self, device, dim=128, page=16, lengths=LENGTHS, window=9, groups=3):
+        plans = [[*map(int, plan.split())] for plan in CASES["coded_plans"][str(dim)]]
+        plans = [plan + [0] * (dim // 8 - len(plan)) for plan in plans]
+        super().__init__(device, dim, lengths, window, page, groups * len(plans), len(plans))
+        bits = [torch.tensor([plans[(head + side) % len(plans)] for head in range(len(plans))], dtype=torch.uint8) for side in range(2)]
+        spread = [0.5 + torch.rand(len(plans), dim) for _ in range(2)]
+        steps = [6 / (1 << each.int()).repeat_interleave(8, 1) * own for each, own in zip(bits, spread)]
+        self.format = [*bits, *steps, *spread]
+        self.reader = CodedFormat.__new__(CodedFormat)  # as the header defines pages, without a library
+        self.reader.bits, self.reader.steps = bits, steps
+        token_bytes = sum(self.reader.head_bytes(head) for head in range(len(plans)))
+        self.pages = torch.full((self.table.numel(), page, token_bytes), 0xA5, dtype=torch.uint8, device=device)
+        layout, tables = ops.coded_layout(*self.format, for_gpu=device == "cuda")
+        self.layout, self.places = layout.tolist(), tables.to("cpu" if device == "meta" else device)
+        assert self.layout[5] == token_bytes
+
+    def attend(self, **options):
+        return ops.coded_decode(self.q, self.pages, self.layout, self.places, *self.tables(), **options)
+
+    def pack(self, slots, pages=None, **rows):
+        """The pages after rows were packed into pages full of 0xA5, or into these."""
+        pages = torch.full_like(self.pages, 0xA5) if pages is None else pages
+        ops.coded_pack(slots, pages, self.layout, self.places, **rows)
+        return pages
+
+    def unpack(self, slots, **rows):
+        ops.coded_unpack(slots, self.pages, self.layout, self.places, **rows)
+
+    def rows_at(self, slots, side, pages=None):
+        """float64 (tokens, heads, d), as the header defines pages."""
+        pages, at = self.pages if pages is None else pages, (slots.long() // self.page, slots.long() % self.page)
+        return torch.stack([decode_rows(self.reader, pages.flatten(1), head, self.page, side)[at] for head in range(self.heads)], 1)
+
+    def packed(self):
+        return [self.rows_at(self.slots(), side) for side in range(2)]
+
+    def on_cpu(self):
+        """The same cache there."""
+        other = CodedCache.__new__(CodedCache)
+        vars(other).update(vars(self), device="cpu", pages=self.pages.cpu())
+        layout, other.places = ops.coded_layout(*self.format, for_gpu=False)
+        other.layout = layout.tolist()
+        return other
