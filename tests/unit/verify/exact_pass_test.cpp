@@ -74,7 +74,7 @@ TEST_CASE("verify on a model runs it once with exact attention, and finds what a
     VerifyOptions options;
     options.compare = {"bf16"};
     Percentages status;
-    const VerifyReport report = verify_rotations(set, inputs, options, *sample.backend, status);
+    const VerifyReport report = verify_set(set, inputs, options, *sample.backend, status);
     REQUIRE(report.methods.size() == 2);
     const std::vector<KvMethod> methods{make_baseline("bf16", {{0, 128}}, {}, 0),
                                         method_of(sample.set, report.windows)};
