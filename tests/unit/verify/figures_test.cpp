@@ -7,11 +7,11 @@
 #include <random>
 #include <vector>
 
-#include "unit/verify/text_figures.hpp"
 #include "measure/predictions/model_data.hpp"
 #include "measure/predictions/model_sums.hpp"
 #include "measure/predictions/token_distribution.hpp"
 #include "measure/quantiles.hpp"
+#include "unit/verify/text_figures.hpp"
 
 namespace oscar::verify {
 namespace {

@@ -12,14 +12,14 @@
 #include "dump/live_source.hpp"
 #include "fit/fit.hpp"
 #include "fit/take.hpp"
+#include "measure/peers/baselines.hpp"
+#include "measure/predictions/model_metrics.hpp"
 #include "measure/set_method.hpp"
 #include "model/tokenizer/tokens.hpp"
-#include "measure/peers/baselines.hpp"
 #include "support/backend.hpp"
 #include "support/support.hpp"
 #include "tensor/npy.hpp"
 #include "verify/methods.hpp"
-#include "measure/predictions/model_metrics.hpp"
 
 namespace oscar {
 namespace {

@@ -45,9 +45,7 @@ struct Sample {
     return fit(take(data, options, {}, *backend, status), options, *backend, status);
   }
   /// The only part of a set.
-  [[nodiscard]] RotationPart rotations(const FitOptions& options) {
-    return fitted(options).rotations.begin()->second;
-  }
+  [[nodiscard]] RotationPart rotations(const FitOptions& options) { return fitted(options).rotations.begin()->second; }
   /// A set with a part for each reader.
   [[nodiscard]] const Set& all_parts() {
     static const Set kAll = fitted({});

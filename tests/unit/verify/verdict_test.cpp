@@ -112,7 +112,8 @@ TEST_CASE("a reason names the figure, the limit and where it comes from") {
   CHECK(report.reasons[1] == "model KL 0.02 is above --max-kld 0.015");
   const Json limits = to_json(report).at("limits");
   REQUIRE(limits.size() == 4);
-  CHECK(limits[2] == Json{{"part", "rotations"}, {"figure", "kld_mean"}, {"value", 0.02}, {"limit", 0.015}, {"origin", "given"}});
+  CHECK(limits[2] ==
+        Json{{"part", "rotations"}, {"figure", "kld_mean"}, {"value", 0.02}, {"limit", 0.015}, {"origin", "given"}});
   CHECK(limits[3].at("value").get<double>() == doctest::Approx(0.02));
   CHECK(limits[3].at("origin") == "default");
   CHECK(limits[3].at("measured_on") == verify::kDefaultLimitsMeasuredOn);

@@ -92,7 +92,8 @@ TEST_CASE("methods that decode sequences are measured like others, in common win
   CHECK(kivi.model->kld_mean < method(common.report, "naive").model->kld_mean / 2);
   CHECK(kivi.attention->output_rel_error_k_only < kivi.attention->output_rel_error);
   CHECK(method(common.report, "q8_0").model->kld_mean < 1e-3);
-  CHECK(method(common.report, "int4").attention->softmax_kl < method(common.report, "rotations").attention->softmax_kl / 4);
+  CHECK(method(common.report, "int4").attention->softmax_kl <
+        method(common.report, "rotations").attention->softmax_kl / 4);
   // The model's config tells the base of RoPE.
   CHECK(common.warnings.find("rope_theta") == std::string::npos);
   // q8_0 takes more bits than the set: being better is no news.
