@@ -7,9 +7,8 @@
 #include "base/atomic_file.hpp"
 #include "base/files.hpp"
 #include "measure/set_method.hpp"
-#include "set/coded_part.hpp"
-#include "set/formats.hpp"
 #include "set/manifest.hpp"
+#include "set/set_folder.hpp"
 #include "support/support.hpp"
 #include "tensor/safetensors.hpp"
 #include "unit/kernels/gaussian.hpp"
@@ -42,10 +41,10 @@ CodedSide random_side(unsigned seed, bool has_mean) {
 
 CodedPart small_set() {
   CodedPart set;
-  set.model.id = "small", set.model.num_layers = 1;
+  set.model.id = "small", set.model.num_layers = 4;
   set.calibration = {std::string(64, '0'), 1000, 2, {}};
   set.windows = {4, 16}, set.bits = 3, set.scope = "head";
-  set.recipe = {{"name", "coded"}, {"target", "oscar"}};
+  set.recipe = {{"name", "coded"}};
   set.layers.push_back({3, random_side(1, true), random_side(5, false)});
   return set;
 }
@@ -70,9 +69,8 @@ void change_tensors(const std::filesystem::path& folder, const std::function<voi
 TEST_CASE("a coded set is read as it was written") {
   const test::TemporaryFolder folder;
   const CodedPart set = small_set();
-  write_coded_set(folder / "set", set, false);
-  CHECK(is_coded_set(folder / "set"));
-  const CodedPart read = read_coded_set(folder / "set");
+  write_set(folder / "set", set_of(set), {}, false);
+  const CodedPart read = read_set(folder / "set").coded.value();
   CHECK(read.model == set.model);
   CHECK(read.calibration == set.calibration);
   CHECK(read.windows == set.windows);
@@ -96,8 +94,8 @@ TEST_CASE("keys that are not centred have no mean after reading either") {
   const test::TemporaryFolder folder;
   CodedPart set = small_set();
   set.layers[0].key.transform.mean.clear();
-  write_coded_set(folder / "set", set, false);
-  CHECK(read_coded_set(folder / "set").layers[0].key.transform.mean.empty());
+  write_set(folder / "set", set_of(set), {}, false);
+  CHECK(read_set(folder / "set").coded.value().layers[0].key.transform.mean.empty());
 }
 
 TEST_CASE("bits count codes and scales of all heads") {
@@ -113,9 +111,9 @@ TEST_CASE("bits count codes and scales of all heads") {
 TEST_CASE("a coded set that is damaged is refused by the tensor's name") {
   const test::TemporaryFolder folder;
   const auto refused = [&](const std::string& what, const std::function<void(std::string&, Tensor&)>& change) {
-    write_coded_set(folder / "set", small_set(), true);
+    write_set(folder / "set", set_of(small_set()), {}, true);
     change_tensors(folder / "set", change);
-    CHECK_ERROR((void)read_coded_set(folder / "set"), DataError, what);
+    CHECK_ERROR((void)read_set(folder / "set").coded.value(), DataError, what);
   };
   refused("layers.3.key.mean", [](std::string& name, Tensor&) { name += name == "layers.3.key.mean" ? "s" : ""; });
   refused("layers.3.value.read has values that are not finite", [](const std::string& name, Tensor& tensor) {
@@ -134,19 +132,21 @@ TEST_CASE("a coded set that is damaged is refused by the tensor's name") {
 
 TEST_CASE("a coded set with other bytes than its manifest lists is refused, and so is a folder of somebody else") {
   const test::TemporaryFolder folder;
-  write_coded_set(folder / "set", small_set(), false);
-  CHECK_ERROR(write_coded_set(folder / "set", small_set(), false), UsageError, "");
-  write_coded_set(folder / "set", small_set(), true);
+  write_set(folder / "set", set_of(small_set()), {}, false);
+  CHECK_ERROR(write_set(folder / "set", set_of(small_set()), {}, false), UsageError, "");
+  write_set(folder / "set", set_of(small_set()), {}, true);
   write_file(folder / "set/coded.safetensors", "other bytes");
-  CHECK_ERROR((void)read_coded_set(folder / "set"), DataError, "coded.safetensors");
+  CHECK_ERROR((void)read_set(folder / "set").coded.value(), DataError, "coded.safetensors");
   write_file(folder / "set/notes.txt", "mine");
-  CHECK_ERROR(write_coded_set(folder / "set", small_set(), true), UsageError, "");
+  CHECK_ERROR(write_set(folder / "set", set_of(small_set()), {}, true), UsageError, "");
 }
 
-TEST_CASE("readers of rotations refuse a coded set by name") {
+TEST_CASE("a file of the coded cache with a tensor more is refused") {
   const test::TemporaryFolder folder;
-  write_coded_set(folder / "set", small_set(), false);
-  CHECK_ERROR((void)read_rotation_set(folder / "set"), DataError, "a set of the coded cache, which has no rotations");
+  CodedPart part = small_set();
+  write_coded_file(folder / "coded.safetensors", part);
+  part.layers.clear();
+  CHECK_ERROR(fill_from_coded_file(folder / "coded.safetensors", part), DataError, "has tensors beside those");
 }
 
 }  // namespace oscar

@@ -6,6 +6,7 @@
 #include "base/atomic_file.hpp"
 #include "base/files.hpp"
 #include "set/serve_env.hpp"
+#include "set/set_folder.hpp"
 #include "support/support.hpp"
 #include "tensor/pt.hpp"
 
@@ -39,6 +40,18 @@ RotationPart sample(int heads = 1) {
   return set;
 }
 
+void write_part(const fs::path& folder, const RotationPart& part, const RotationFormats& formats, bool replace) {
+  Set set = set_of(part);
+  if (part.latent) set.origin = {{"format", "mla"}, {"files", Json::array()}, {"unknown", Json::array()}};
+  write_set(folder, set, formats, replace);
+}
+
+RotationPart read_part(const fs::path& folder) { return read_set(folder).rotations.at(kRotationsName); }
+
+std::string env_for(const std::string& server, const RotationPart& part, const ServedFiles& files = {}) {
+  return serve_env(part, reader_from_name(server, ""), files);
+}
+
 void check_equal(const SideTransform& a, const SideTransform& b) {
   CHECK(a.rotation.data == b.rotation.data);
   CHECK(a.rotation.count == b.rotation.count);
@@ -56,9 +69,9 @@ TEST_CASE("a set gives back what was written, from HDF5 and from .pt alone, per 
       CAPTURE(h5);
       const test::TemporaryFolder folder;
       const RotationPart set = sample(heads);
-      write_rotation_set(folder / "set", set, {.pt = true, .h5 = h5, .safetensors = h5}, false);
+      write_part(folder / "set", set, {.pt = true, .h5 = h5}, false);
 
-      const RotationPart read = read_rotation_set(folder / "set");
+      const RotationPart read = read_part(folder / "set");
 
       CHECK(read.key_objective == set.key_objective);
       CHECK(read.model == set.model);
@@ -78,39 +91,39 @@ TEST_CASE("a set gives back what was written, from HDF5 and from .pt alone, per 
 
 TEST_CASE("a changed, truncated or missing file of a set is found") {
   const test::TemporaryFolder folder;
-  write_rotation_set(folder / "set", sample(), {}, false);
+  write_part(folder / "set", sample(), {}, false);
   const std::string file = (folder / "set/rotations.h5").string();
   std::string bytes = read_text(file);
   bytes[bytes.size() - 9] ^= 1;
   write_file(file, bytes);
-  CHECK_ERROR(read_rotation_set(folder / "set"), DataError, "sha256");
+  CHECK_ERROR(read_part(folder / "set"), DataError, "sha256");
   write_file(file, bytes.substr(1));
-  CHECK_ERROR(read_rotation_set(folder / "set"), DataError, "size");
+  CHECK_ERROR(read_part(folder / "set"), DataError, "size");
   fs::remove(file);
-  CHECK_ERROR(read_rotation_set(folder / "set"), DataError, "rotations.h5");
-  CHECK_ERROR(read_rotation_set(folder / "none"), DataError, "no such folder");
+  CHECK_ERROR(read_part(folder / "set"), DataError, "rotations.h5");
+  CHECK_ERROR(read_part(folder / "none"), DataError, "no such folder");
 }
 
 TEST_CASE("an existing folder is kept unless it is to be replaced") {
   const test::TemporaryFolder folder;
-  write_rotation_set(folder / "set", sample(), {}, false);
-  CHECK_ERROR(write_rotation_set(folder / "set", sample(), {}, false), UsageError, "--force");
+  write_part(folder / "set", sample(), {}, false);
+  CHECK_ERROR(write_part(folder / "set", sample(), {}, false), UsageError, "--force");
   RotationPart other = sample();
   other.key_objective = "ktk_plain";
-  write_rotation_set(folder / "set", other, {}, true);
+  write_part(folder / "set", other, {}, true);
   CHECK(fs::exists(folder / "set/k_rotation_ktk_plain.pt"));
   CHECK_FALSE(fs::exists(folder / "set/k_rotation_qqt_r_h_pbr.pt"));
 }
 
 TEST_CASE("a folder of two foreign files is a set without clip ratios") {
   const test::TemporaryFolder folder;
-  write_rotation_set(folder / "set", sample(), {}, false);
+  write_part(folder / "set", sample(), {}, false);
   fs::remove(folder / "set/manifest.json");
-  const RotationPart set = read_rotation_set(folder / "set");
+  const RotationPart set = read_part(folder / "set");
   CHECK_FALSE(set.has_clip_ratios);
   CHECK(set.layers[0].value.rotation.data == sample().layers[0].value.rotation.data);
   fs::remove(folder / "set/v_rotation_sst_r_h_pbr.pt");
-  CHECK_ERROR(read_rotation_set(folder / "set"), DataError, "v_rotation");
+  CHECK_ERROR((void)read_part(folder / "set"), DataError, "v_rotation");
 }
 
 TEST_CASE("rotation files with string keys, sparse layers and shared storage are read") {
@@ -153,34 +166,32 @@ TEST_CASE("archives that are not rotation files are errors that say what is miss
 }
 
 TEST_CASE("serve.env tells a server everything, or why it cannot serve the set") {
-  const std::string env = serve_env(sample(), {});
+  const std::string env = env_for("sglang-v1", sample());
   for (const char* line : {"SGLANG_OSCAR_K_CLIP_RATIO=0.95", "SGLANG_OSCAR_V_CLIP_RATIO=0.9", "PREFIX_TOKENS=32",
                            "RECENT_TOKENS=128", "--kv-cache-quant-group-size 2", "k_rotation_qqt_r_h_pbr.pt"}) {
     CHECK_MESSAGE(env.find(line) != std::string::npos, line);
   }
-  CHECK(serve_env(sample(2), {}).find("one rotation per head") != std::string::npos);
+  CHECK(env_for("sglang-v1", sample(2)).find("one rotation per head") != std::string::npos);
   RotationPart stretched = sample();
   stretched.layers[1].key.read_rotation = stretched.layers[1].key.rotation;
-  CHECK(serve_env(stretched, {}).find("cannot serve this set: layer 7 has a read side") != std::string::npos);
-  stretched.recipe["target"] = "sglang-v3";
-  CHECK(serve_env(stretched, {}).find("format version 3: layer 7 has a read side") != std::string::npos);
-  CHECK(serve_env(stretched, {}).find("SGLANG_OSCAR_K_ROTATION_PATH") != std::string::npos);
-  stretched.recipe["target"] = "llamacpp";
-  CHECK(serve_env(stretched, {}).find("LLAMA_KV_CLIP_RATIO=0.95\n") != std::string::npos);
+  const std::string refused = env_for("sglang-v1", stretched), served = env_for("sglang", stretched);
+  CHECK(refused == "# sglang-v1 cannot serve these rotations: layer 7 has a read side of its own.\n");
+  CHECK(served.find("format version 3: layer 7 has a read side") != std::string::npos);
+  CHECK(served.find("SGLANG_OSCAR_K_ROTATION_PATH") != std::string::npos);
+  CHECK(env_for("llamacpp", sample()).find("LLAMA_KV_CLIP_RATIO=0.95\n") != std::string::npos);
 }
 
 TEST_CASE("serve.env says which tree it was written for, and what older ones do not know") {
-  CHECK(serve_env(sample(), {}).find("main at 00b29b8") != std::string::npos);
-  CHECK(serve_env(sample(), {}).find("SGLANG_OSCAR_ABSORB_V_ROTATION=1") != std::string::npos);
+  CHECK(env_for("sglang-v1", sample()).find("main at 00b29b8") != std::string::npos);
+  CHECK(env_for("sglang-v1", sample()).find("SGLANG_OSCAR_ABSORB_V_ROTATION=1") != std::string::npos);
   RotationPart set = sample(2);
-  set.recipe["target"] = "sglang-v3";
-  CHECK(serve_env(set, {}).find("format version 2: layer 3 has one rotation per head") != std::string::npos);
-  CHECK(serve_env(set, {}).find("SGLANG_OSCAR_ABSORB_V_ROTATION=0") != std::string::npos);
-  CHECK(serve_env(set, {}).find("K_MEAN") == std::string::npos);
+  CHECK(env_for("sglang", set).find("format version 2: layer 3 has one rotation per head") != std::string::npos);
+  CHECK(env_for("sglang", set).find("SGLANG_OSCAR_ABSORB_V_ROTATION=0") != std::string::npos);
+  CHECK(env_for("sglang", set).find("K_MEAN") == std::string::npos);
   set.layers.front().key.mean = {1, 2, 3, 4};
   const test::TemporaryFolder folder;
-  write_rotation_set(folder / "set", set, {}, false);
-  const RotationPart read = read_rotation_set(folder / "set");
+  write_part(folder / "set", set, {}, false);
+  const RotationPart read = read_part(folder / "set");
   const std::string env = read_text(folder / "set/serve.env");
   CHECK(env.find("SGLANG_OSCAR_K_MEAN_PATH=\"$oscar_set/k_mean.pt\"\nSGLANG_OSCAR_K_MEAN_IN_POOL=1\n") !=
         std::string::npos);
@@ -198,13 +209,13 @@ TEST_CASE("serve.env says which tree it was written for, and what older ones do 
 TEST_CASE("latent rows of an MLA model are served from a file per layer") {
   const test::TemporaryFolder folder;
   RotationPart set = sample();
-  set.origin = {{"format", "mla"}, {"files", Json::array()}, {"unknown", Json::array()}};
+  set.latent = true;
   for (LayerRotation& layer : set.layers) {
     layer.value.rotation = layer.key.rotation;
     layer.key.eigenvalues.clear(), layer.value.eigenvalues.clear();  // files of others do not tell them
   }
-  write_rotation_set(folder / "set", set, {.h5 = false}, false);
-  const RotationPart read = read_rotation_set(folder / "set");
+  write_part(folder / "set", set, {.h5 = false}, false);
+  const RotationPart read = read_part(folder / "set");
   CHECK(read.layers[1].key.rotation.data == set.layers[1].key.rotation.data);
   CHECK(read_pt(folder / "set/layer_7.pt").get_if<Tensor>() != nullptr);
   const std::string env = read_text(folder / "set/serve.env");
@@ -216,7 +227,7 @@ TEST_CASE("latent rows of an MLA model are served from a file per layer") {
   CHECK(env.find("SGLANG_OSCAR_K_ROTATION_PATH") == std::string::npos);
   CHECK(env.find("older trees stop") == std::string::npos);
   set.layers[0].key.read_rotation = set.layers[0].key.rotation;
-  CHECK(serve_env(set, {{"layer_3.pt", ""}}).find("older trees stop at start") != std::string::npos);
+  CHECK(env_for("sglang", set, {{"layer_3.pt", ""}}).find("older trees stop at start") != std::string::npos);
 }
 
 TEST_CASE("read sides, mean keys and the codec of both sides survive every format") {
@@ -230,8 +241,8 @@ TEST_CASE("read sides, mean keys and the codec of both sides survive every forma
   set.value_codec = set.key_codec;
   for (const bool h5 : {false, true}) {
     const fs::path path = folder / (h5 ? "h5" : "pt");
-    write_rotation_set(path, set, {.pt = !h5, .h5 = h5, .safetensors = false}, false);
-    const RotationPart read = read_rotation_set(path);
+    write_part(path, set, {.pt = !h5, .h5 = h5}, false);
+    const RotationPart read = read_part(path);
     CHECK(read.layers[0].key.read_rotation.data == layer.key.read_rotation.data);
     CHECK(read.layers[0].value.read_rotation.data == layer.value.read_rotation.data);
     CHECK(read.layers[0].key.mean == layer.key.mean);
@@ -245,15 +256,15 @@ TEST_CASE("serve.env switches Lloyd-Max on where the server has it, and says how
   RotationPart set = sample();
   set.key_codec.grid = Grid::kLloydMax;
   set.key_codec.scale_dtype = DType::kBF16;
-  CHECK(serve_env(sample(), {}).find("SGLANG_LLOYD_MAX=0") != std::string::npos);
-  CHECK(serve_env(sample(), {}).find("SCALE_DTYPE=float32") != std::string::npos);
-  CHECK(serve_env(set, {}).find("SGLANG_LLOYD_MAX=1") != std::string::npos);
-  CHECK(serve_env(set, {}).find("SCALE_DTYPE=bfloat16") != std::string::npos);
+  CHECK(env_for("sglang-v1", sample()).find("SGLANG_LLOYD_MAX=0") != std::string::npos);
+  CHECK(env_for("sglang-v1", sample()).find("SCALE_DTYPE=float32") != std::string::npos);
+  CHECK(env_for("sglang", set).find("SGLANG_LLOYD_MAX=1") != std::string::npos);
+  CHECK(env_for("sglang", set).find("SCALE_DTYPE=bfloat16") != std::string::npos);
   set.key_codec.group_size = 1;
-  CHECK(serve_env(set, {}).find("only for whole clipped heads") != std::string::npos);
+  CHECK(env_for("sglang", set).find("only for whole clipped heads") != std::string::npos);
   set.key_codec.group_size = 0;
   set.value_clip_scalar = 0;
-  CHECK(serve_env(set, {}).find("only for whole clipped heads") != std::string::npos);
+  CHECK(env_for("sglang", set).find("only for whole clipped heads") != std::string::npos);
 }
 
 TEST_CASE("clip ratios per head survive every format, and bare files of version 3 tell them") {
@@ -264,9 +275,9 @@ TEST_CASE("clip ratios per head survive every format, and bare files of version 
   for (SideTransform* side : {&set.layers[0].key, &set.layers[0].value}) side->read_rotation = side->rotation;
   for (const bool h5 : {false, true}) {
     const fs::path path = folder / (h5 ? "h5" : "pt");
-    write_rotation_set(path, set, {.pt = !h5, .h5 = h5, .safetensors = false}, false);
+    write_part(path, set, {.pt = !h5, .h5 = h5}, false);
     if (!h5) fs::remove(path / "manifest.json");
-    const RotationPart read = read_rotation_set(path);
+    const RotationPart read = read_part(path);
     CHECK(read.has_clip_ratios);
     CHECK(read.value_clip_scalar == 0.9);
     for (std::size_t i = 0; i < 2; ++i) {

@@ -37,8 +37,11 @@ TEST_CASE("a published set is whole, and the index says what it is") {
   CHECK(entry.path == "test/tiny/latest");
   CHECK_FALSE(entry.forced);
   CHECK(entry.summary["recipe"] == "oscar");
-  CHECK(entry.summary["bits"] == Json{{"key", 2}, {"value", 2}});
-  CHECK(entry.summary["verification"] == Json{{"verdict", "accepted"}, {"attention", {{"softmax_kl", 0.01}}}});
+  CHECK(entry.summary["parts"]["rotations"] ==
+        Json{{"recipe", "oscar"}, {"bits", {{"key", 2.0}, {"value", 2.0}}}, {"num_layers", 1}});
+  CHECK(entry.summary["readers"] == Json{{"vllm", "rotations"}, {"llamacpp", "rotations"}});
+  CHECK(entry.summary["verification"]["attention"] == Json{{"softmax_kl", 0.01}});
+  CHECK_FALSE(entry.summary["verification"].contains("layers"));
 }
 
 TEST_CASE("publishing the same again changes nothing") {
@@ -75,12 +78,12 @@ TEST_CASE("a tag keeps its content unless forced") {
   CHECK(fixture.index().document()["entries"].size() == 2);
 }
 
-TEST_CASE("a set that verify has not accepted needs force, and the index says so") {
+TEST_CASE("a set that verify has accepted for no reader needs force, and the index says so") {
   PublishFixture fixture;
   for (const char* verdict : {"rejected", "not_measured", "Accepted", ""}) {
     PublishOptions options = fixture.options("x", verdict, std::string("test/tiny:v") + verdict);
-    const std::string why =
-        std::string(verdict) == "not_measured" ? "verify has not measured the set: only its structure" : "verif";
+    const bool known = std::string(verdict) == "not_measured" || std::string(verdict) == "rejected";
+    const std::string why = std::string("for no reader: vllm ") + (known ? verdict : "not verified");
     CHECK_ERROR(publish(options, fixture.status, test::any_set), DataError, why);
     CHECK_FALSE(fs::exists(fixture.zoo() / "test"));
     options.force = true;
@@ -121,19 +124,19 @@ TEST_CASE("what cannot be published is refused before anything is written") {
       publish(with([](auto& o) { o.name = "a/b@sha256:" + std::string(64, 'a'); }), fixture.status, test::any_set),
       UsageError, "tag");
   CHECK_ERROR(publish(with([](auto& o) { o.set = "/nowhere"; }), fixture.status, test::any_set), DataError,
-              "no rotation set with a manifest.json is here");
+              "no set with a manifest.json is here");
   Json manifest = test::sample_manifest("x");
-  manifest.erase("codec");
+  manifest["parts"]["rotations"].erase("codec");
   write_file(options.set / "manifest.json", manifest.dump());
   CHECK_ERROR(publish(options, fixture.status, test::any_set), DataError, "codec");
   CHECK_FALSE(fs::exists(fixture.zoo()));
 }
 
-TEST_CASE("a folder that is no rotation set is never replaced, and a broken index is never overwritten") {
+TEST_CASE("a folder that is no set is never replaced, and a broken index is never overwritten") {
   PublishFixture fixture;
   const PublishOptions options = fixture.options("x", "accepted");
   write_file(fixture.zoo() / "test/tiny/latest/letter.txt", "dear");
-  CHECK_ERROR(publish(options, fixture.status, test::any_set), UsageError, "not a rotation set");
+  CHECK_ERROR(publish(options, fixture.status, test::any_set), UsageError, "not a set of oscar");
   fs::remove_all(fixture.zoo());
   write_file(fixture.zoo() / kIndexName, "{");
   CHECK_ERROR(publish(options, fixture.status, test::any_set), DataError, "index.json");

@@ -148,7 +148,7 @@ TEST_CASE("--out gets the set and nothing goes to the cache; another set there n
 
   write_file(fixture.folder / "home/letter.txt", "dear");
   fixture.options.out = fixture.folder / "home";
-  CHECK_ERROR(fixture.run(), UsageError, "not a rotation set");
+  CHECK_ERROR(fixture.run(), UsageError, "not a set of oscar");
   CHECK(read_text(fixture.folder / "home/letter.txt") == "dear");
 }
 
@@ -197,11 +197,13 @@ TEST_CASE("a set that verify has not accepted comes with a warning, from the cac
   (void)fixture.run();
   (void)fixture.run();
   CHECK(fixture.status.warnings.size() == 2);
+  CHECK(fixture.status.warnings.back().find("vllm rejected") != std::string::npos);
   fixture.zoo.add("test/tiny", "bare", test::sample_set("y", "not_measured"));
   fixture.options.name = "test/tiny:bare";
   (void)fixture.run();
   CHECK(fixture.status.warnings.back() ==
-        "verify has not accepted this set (not measured by its maker): use it with care");
+        "its maker's verify has accepted this set for no reader (vllm not_measured, llamacpp not verified): use it with "
+        "care");
 }
 
 }  // namespace oscar

@@ -46,7 +46,16 @@ Json sample_manifest(const std::string& seed) {
   for (const auto& [path, content] : payload(seed)) {
     files.push_back({{"path", path}, {"sha256", sha256_hex(content)}, {"size", content.size()}});
   }
-  return {{"schema", "oscar.rotation_set.v1"},
+  const Json part = {{"recipe", {{"name", "oscar"}}},
+                     {"objectives", {{"key", "qqt_r_h_pbr"}, {"value", "sst_r_h_pbr"}}},
+                     {"codec",
+                      {{"name", "minmax"},
+                       {"levels", {4, 4}},
+                       {"group_size", 0},
+                       {"scale_dtype", "float32"},
+                       {"clip_scalar", {{"key", 0.96}, {"value", 0.92}}}}},
+                     {"layers", Json::array({{{"layer_id", 0}, {"head_dim", 128}, {"key", side}, {"value", side}}})}};
+  return {{"schema", "oscar.set.v1"},
           {"oscar_version", "0.1.0"},
           {"model",
            {{"id", "test/tiny"},
@@ -57,16 +66,10 @@ Json sample_manifest(const std::string& seed) {
             {"num_key_value_heads", 1},
             {"head_dim", 128}}},
           {"calibration", {{"data_sha256", ""}, {"tokens", 10}, {"sequences", 1}}},
-          {"recipe", {{"name", "oscar"}}},
-          {"objectives", {{"key", "qqt_r_h_pbr"}, {"value", "sst_r_h_pbr"}}},
           {"windows", {{"sink", 64}, {"recent", 256}}},
-          {"codec",
-           {{"name", "minmax"},
-            {"levels", {4, 4}},
-            {"group_size", 0},
-            {"scale_dtype", "float32"},
-            {"clip_scalar", {{"key", 0.96}, {"value", 0.92}}}}},
-          {"layers", Json::array({{{"layer_id", 0}, {"head_dim", 128}, {"key", side}, {"value", side}}})},
+          {"recipe", {{"name", "oscar"}}},
+          {"readers", {{"vllm", "rotations"}, {"llamacpp", "rotations"}}},
+          {"parts", {{"rotations", part}}},
           {"files", files},
           {"verification", nullptr}};
 }
@@ -75,7 +78,10 @@ std::map<std::string, std::string> sample_set(const std::string& seed, const std
   auto files = payload(seed);
   Json manifest = sample_manifest(seed);
   if (!verdict.empty()) {
-    manifest["verification"] = {{"verdict", verdict}, {"attention", {{"softmax_kl", 0.01}}}, {"layers", {1, 2, 3}}};
+    manifest["verification"] = {{"verdict", verdict},
+                                {"readers", {{"vllm", {{"part", "rotations"}, {"verdict", verdict}}}}},
+                                {"attention", {{"softmax_kl", 0.01}}},
+                                {"layers", {1, 2, 3}}};
   }
   files[kManifestName] = manifest.dump(1) + "\n";
   return files;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A rotation set that is small, valid, and different for every seed; and a zoo in memory that can misbehave.
+// A set that is small, valid, and different for every seed; and a zoo in memory that can misbehave.
 #pragma once
 
 #include <functional>
@@ -13,7 +13,8 @@
 
 namespace oscar::test {
 
-/// Path in the set -> content, with the manifest. verdict: of the manifest's verification; empty: not verified.
+/// Path in the set -> content, with the manifest. verdict: of verify, for vllm; of llamacpp it says nothing; empty: not
+/// verified.
 [[nodiscard]] std::map<std::string, std::string> sample_set(const std::string& seed, const std::string& verdict);
 /// The manifest of sample_set, for changing.
 [[nodiscard]] Json sample_manifest(const std::string& seed);

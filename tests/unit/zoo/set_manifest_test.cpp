@@ -5,8 +5,8 @@
 
 #include "base/atomic_file.hpp"
 #include "base/sha256.hpp"
-#include "set/verdict.hpp"
 #include "sample_set.hpp"
+#include "set/verdict.hpp"
 #include "support/support.hpp"
 
 namespace oscar {
@@ -47,6 +47,19 @@ TEST_CASE("a verdict is one of three words, whatever a manifest says") {
   CHECK(recorded_verdict(Json::array()) == std::nullopt);
   CHECK(claim_of(Verdict::kAccepted) == "accepted by its maker's verify");
   CHECK(claim_of({}) == "not verified");
+}
+
+TEST_CASE("each reader that is known has its part and its verdict, whatever a manifest says") {
+  Json manifest = parse_json(test::sample_set("x", "rejected").at("manifest.json"), "here");
+  CHECK(recorded_verdict(manifest, "vllm") == Verdict::kRejected);
+  CHECK(recorded_verdict(manifest, "llamacpp") == std::nullopt);
+  CHECK(verdicts_text(readers_of(manifest)) == "vllm rejected, llamacpp not verified");
+  CHECK_FALSE(any_accepted(readers_of(manifest)));
+  manifest["verification"]["readers"]["llamacpp"] = {{"part", "rotations"}, {"verdict", "accepted"}};
+  CHECK(any_accepted(readers_of(manifest)));
+  manifest["readers"] = {{"vllm", 7}, {"evil", "rotations"}};
+  CHECK(readers_of(manifest) == Json::object());
+  for (const Json& odd : {Json(), Json::array({1}), Json{{"readers", "vllm"}}}) CHECK(readers_of(odd).empty());
 }
 
 TEST_CASE("a file list can name only files inside the set") {
