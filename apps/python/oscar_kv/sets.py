@@ -318,7 +318,7 @@ def _clip_ratios(described: Any, of_heads: np.ndarray | None, where: str) -> np.
     is_said = isinstance(described, dict) and "clip_ratio" in described and (ratio is None or _is_ratio(ratio))
     _refuse_if(where, (not is_said or not isinstance(said, list) or not all(map(_is_ratio, said)), "no clip ratios, or not between 0 and 1"))
     if of_heads is None and not said:
-        return None if ratio is None else np.array([ratio])
+        return None if ratio is None else np.array([ratio], float)
     _refuse_if(where, (of_heads is None or of_heads.shape != (len(said),) or not np.allclose(of_heads, said, rtol=1e-6, atol=0),
                        "clip ratios differ from the manifest's"))
     return of_heads
@@ -342,14 +342,14 @@ def _side(arrays: dict[str, np.ndarray], layer: dict[str, Any], name: str, codec
         numbers = [write, read, mean, clips]
     _refuse_if(where, (write is None or write.ndim != 3 or write.shape[1] != write.shape[2] or 0 in write.shape,
                        f"no square matrices{'' if write is None else f', but {write.shape}'}"))
-    dim = write.shape[2]
+    dim, group_size = write.shape[2], 0 if codec is None else codec.group_size
     _refuse_if(
         where,
         (read is None or read.shape != write.shape, "reading and writing matrices have different shapes"),
         (mean is not None and (mean.ndim != 2 or mean.shape[1] != dim), "means of another shape"),
         (not all(x.dtype == np.float32 and np.isfinite(x).all() for x in numbers if x is not None), "numbers that are not finite float32"),
         (dim != said_dim and (name == "key" or codec is None), f"matrices of {dim} where the manifest says {said_dim!a}"),
-        (codec is not None and codec.group_size > 0 and dim % codec.group_size != 0, f"groups of {codec and codec.group_size} channels do not divide {dim}"))
+        (group_size > 0 and dim % group_size != 0, f"groups of {group_size} channels do not divide {dim}"))
     side = Side(write, read, mean, None if codec is None else _clip_ratios(layer.get(name), clips, where), *formats)
     if codec is None:
         _check_formats(side, layer.get(name), where)
