@@ -275,8 +275,8 @@ class DecodeGraph:
             token = step(token).argmax(-1)
 
     The cache is as it would be after the same calls of the model, and can be used by both in turn. Where its tensors were made anew (it
-    grew, sequences were reordered), or several tokens came at once, a call is made by Python, and the one after it is captured again. Non-goals: padding, models that
-    decide by values on the device, layers whose own caches change shape (sliding windows).
+    grew, sequences were reordered), or several tokens came at once, a call is made by Python, and the one after it is captured again.
+    Non-goals: padding, models that decide by values on the device, layers whose own caches change shape (sliding windows).
 
     Raises ValueError if the model does not attend by PACKED_ATTENTION, or a layer of the cache is not served by the kernels."""
 

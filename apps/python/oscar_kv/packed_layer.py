@@ -91,7 +91,14 @@ class LayerSide:
 
 class PackedSlots:
     """The packed rows of a layer's keys and values in pages: a page is uint8 (1, tokens, bytes) as vLLM has its blocks. A slot is the
-    number of a token's place, counted through all pages. path: "kernels" where decode() serves decode steps, else "torch: why"."""
+    number of a token's place, counted through all pages. path: "kernels" where decode() serves decode steps, else "torch: why". Each kind has
+
+    write(cache, slots, stored)         cache: uint8 (pages, 1, tokens, bytes); slots: int32 (tokens), negative ones are not written;
+                                        stored: keys and values as stored, bfloat16 (2, tokens, heads, d), packed into the slots
+    unpack(cache, slots, keys, values)  the inverse, into bfloat16 (tokens, heads, d), any strides but of channels
+    decode(cache, q, windows, tables, scaling, stream)
+        q: bfloat16 (sequences, tokens, query heads, d) -> of that shape. windows: pools of keys and values; tables: pages and lengths of
+        the history, and of the window, of each token (INT2), or of each sequence (coded). stream: whose calls share a workspace"""
 
     path = "kernels"
     most_values = MOST_VALUES
@@ -128,21 +135,6 @@ class PackedSlots:
     def turn_back(self, outputs: Tensor, native: Tensor) -> None:
         """outputs of attention (tokens, query heads, d), float32 or bfloat16, as the model has them, into bfloat16 of that shape."""
         torch.ops.oscar.rotate_rows([outputs], self.rotations[0][3:], self.rotations[1][1:], [native], None, [], adds_mean=True)
-
-    def write(self, cache: Tensor, slots: Tensor, stored: Tensor) -> None:
-        """cache: uint8 (pages, 1, tokens, bytes); slots: int32 (tokens), negative ones are not written; stored: keys and values as
-        stored, bfloat16 (2, tokens, heads, d), packed into the slots."""
-        raise NotImplementedError
-
-    def unpack(self, cache: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """The inverse, into bfloat16 (tokens, heads, d), any strides but of channels."""
-        raise NotImplementedError
-
-    def decode(self, cache: Tensor, q: Tensor, windows: list[Tensor], tables: tuple[Tensor, ...], scaling: float, stream: int = 0) -> Tensor:
-        """q: bfloat16 (sequences, tokens, query heads, d) -> float32 of that shape. windows: pools of keys and values; tables: pages
-        and lengths of the history, and of the window, of each token (INT2), or of each sequence (coded). stream: whose calls share a
-        workspace."""
-        raise NotImplementedError
 
 
 class Int2Slots(PackedSlots):

@@ -27,8 +27,7 @@ _SCHEMA = "oscar.set.v1"
 _FILES = {"coded": "coded.safetensors", "with_means": "with_means/rotations.h5", "rotations": "rotations.h5"}
 _GRIDS, _SCALES = ("minmax", "lloyd-max"), ("float32", "float16", "bfloat16")
 _MOST_BYTES_OF_TEXT = 8 << 20  # kMaxDocumentBytes
-_AGAIN = "fetch or fit the set again"
-_TRIAL_SECONDS = 300
+_AGAIN, _TRIAL_SECONDS = "fetch or fit the set again", 300
 _TRIAL = f"from {__name__} import _try_h5; _try_h5()"
 _log = logging.getLogger("oscar_kv")
 
@@ -141,7 +140,7 @@ def _read_listed(folder: Path, manifest: dict[str, Any], path: str) -> bytes:
     return data
 
 
-def _of_safetensors(data: bytes, where: Path) -> tuple[dict[str, np.ndarray], bytes | None]:
+def _of_safetensors(data: bytes, where: Path) -> tuple[dict[str, np.ndarray], bytes]:
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
@@ -150,8 +149,7 @@ def _of_safetensors(data: bytes, where: Path) -> tuple[dict[str, np.ndarray], by
         arrays = load(data)
     except (SafetensorError, KeyError, TypeError) as error:
         raise ValueError(f"{where}: not a safetensors file: {error}; {_AGAIN}") from error
-    manifest = (header.get("__metadata__") or {}).get("manifest")
-    return arrays, None if manifest is None else manifest.encode()
+    return arrays, (header.get("__metadata__") or {}).get("manifest", "{}").encode()
 
 
 def _arrays_of_h5(data: bytes) -> dict[str, np.ndarray]:
@@ -189,7 +187,7 @@ def _try_h5() -> None:
         sys.exit(ascii(str(error))[1:-1])
 
 
-def _of_h5(data: bytes, where: Path) -> tuple[dict[str, np.ndarray], bytes | None]:
+def _of_h5(data: bytes, where: Path) -> tuple[dict[str, np.ndarray], bytes]:
     """The HDF5 library can read beyond its buffers where metadata is forged, so another process reads the file first, which must
     survive."""
     try:
@@ -207,20 +205,20 @@ def _of_h5(data: bytes, where: Path) -> tuple[dict[str, np.ndarray], bytes | Non
         said = trial.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"status {trial.returncode}"]
         raise ValueError(f"{refused}: {said[0]}; {_AGAIN}")
     arrays = _arrays_of_h5(data)
-    manifest = arrays.pop("manifest", None)
-    return {name.replace("/", "."): array for name, array in arrays.items()}, None if manifest is None else manifest.tobytes()
+    manifest = arrays.pop("manifest", np.frombuffer(b"{}", np.uint8)).tobytes()
+    return {name.replace("/", "."): array for name, array in arrays.items()}, manifest
 
 
 _FORMATS = {".safetensors": _of_safetensors, ".h5": _of_h5}
 
 
-def _arrays_of(data: bytes, where: Path) -> tuple[dict[str, np.ndarray], dict[str, Any] | None]:
-    """Arrays by name ("layers.0.key.rotation") of a .safetensors or .h5 file, and the manifest in it, if it has one. Raises
+def _arrays_of(data: bytes, where: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Arrays by name ("layers.0.key.rotation") of a .safetensors or .h5 file, and the manifest in it, empty if it has none. Raises
     ValueError for other files, ImportError if h5py is needed and not there."""
     if where.suffix not in _FORMATS:
         raise ValueError(f"{where}: not a folder, .safetensors or .h5; `oscar convert` makes them")
     arrays, manifest = _FORMATS[where.suffix](data, where)
-    return arrays, None if manifest is None else _parse_json(manifest, f"{where}, manifest")
+    return arrays, _parse_json(manifest, f"{where}, manifest")
 
 
 def _is_count(value: Any) -> bool:
@@ -320,7 +318,7 @@ def _clip_ratios(described: Any, of_heads: np.ndarray | None, where: str) -> np.
     is_said = isinstance(described, dict) and "clip_ratio" in described and (ratio is None or _is_ratio(ratio))
     _refuse_if(where, (not is_said or not isinstance(said, list) or not all(map(_is_ratio, said)), "no clip ratios, or not between 0 and 1"))
     if of_heads is None and not said:
-        return None if ratio is None else np.array([ratio])
+        return None if ratio is None else np.array([ratio], float)
     _refuse_if(where, (of_heads is None or of_heads.shape != (len(said),) or not np.allclose(of_heads, said, rtol=1e-6, atol=0),
                        "clip ratios differ from the manifest's"))
     return of_heads
@@ -344,14 +342,14 @@ def _side(arrays: dict[str, np.ndarray], layer: dict[str, Any], name: str, codec
         numbers = [write, read, mean, clips]
     _refuse_if(where, (write is None or write.ndim != 3 or write.shape[1] != write.shape[2] or 0 in write.shape,
                        f"no square matrices{'' if write is None else f', but {write.shape}'}"))
-    dim = write.shape[2]
+    dim, group_size = write.shape[2], 0 if codec is None else codec.group_size
     _refuse_if(
         where,
         (read is None or read.shape != write.shape, "reading and writing matrices have different shapes"),
         (mean is not None and (mean.ndim != 2 or mean.shape[1] != dim), "means of another shape"),
         (not all(x.dtype == np.float32 and np.isfinite(x).all() for x in numbers if x is not None), "numbers that are not finite float32"),
         (dim != said_dim and (name == "key" or codec is None), f"matrices of {dim} where the manifest says {said_dim!a}"),
-        (codec is not None and codec.group_size > 0 and dim % codec.group_size != 0, f"groups of {codec and codec.group_size} channels do not divide {dim}"))
+        (group_size > 0 and dim % group_size != 0, f"groups of {group_size} channels do not divide {dim}"))
     side = Side(write, read, mean, None if codec is None else _clip_ratios(layer.get(name), clips, where), *formats)
     if codec is None:
         _check_formats(side, layer.get(name), where)
@@ -368,13 +366,11 @@ def check_for_model(part: SetPart, model: dict[str, Any], covered: list[int], lo
     kept = sum(part.windows)
     for is_wrong, text in (
             (sha256 and model["config_sha256"] and sha256 != model["config_sha256"],
-             f"the set is for another model: it was fitted on {fitted.get('id')!a}, whose config.json differs; fit one for this "
-             "model"),
+             f"the set is for another model: it was fitted on {fitted.get('id')!a}, whose config.json differs; fit one for this model"),
             (count and count != model["num_layers"],
              f"the set is for a model of {count} layers, and this one has {model['num_layers']}; fit one for this model"),
             (surplus, f"the set has layers {surplus}, and the model has {model['num_layers']}; fit one for this model"),
-            (missing, f"the set has no layer {', '.join(map(str, missing))}; it has {sorted(part.layers)}; fit all "
-                      "layers"),
+            (missing, f"the set has no layer {', '.join(map(str, missing))}; it has {sorted(part.layers)}; fit all layers"),
             (longest is not None and kept >= longest,
              f"the set's windows keep {kept} tokens as they are, and a sequence has no more than {longest}: nothing would be "
              "packed; allow longer sequences, or fit with smaller --sink and --recent")):
@@ -396,8 +392,7 @@ def read_set(path: str | os.PathLike[str], reader: str = "transformers", allow_r
             raise ValueError(f"{path}: no manifest.json, so this is not a set; `oscar inspect` says what it is")
         manifest = _parse_json(_read_file(place, _MOST_BYTES_OF_TEXT), str(place))
     elif path.exists():
-        arrays, found = _arrays_of(_read_file(path), path)
-        manifest = found or {}
+        arrays, manifest = _arrays_of(_read_file(path), path)
     else:
         raise ValueError(f"{path}: there is no such file or folder; name the folder of a set")
     name = _part_for(manifest, reader, str(place))
