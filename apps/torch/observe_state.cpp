@@ -133,7 +133,7 @@ LayerStatistics statistics_of(std::int64_t id, const LayerSums& layer) {
   out.first.sums[Moment::kKtk] = with_total(layer.ktk, count);
   out.first.sums[Moment::kVtv] = with_total(layer.vtv, count);
   out.first.keys = KeySums{layer.key_sums, count};
-  if (layer.shape.sample_size > 0) out.sst = score_weighted(layer, queries), out.sst_data = {0};
+  if (layer.shape.sample_size > 0) out.sst = score_weighted(layer, queries);
   return out;
 }
 
@@ -230,7 +230,6 @@ void save(const State& state, const std::string& path, const std::string& model,
   const LayerSums first = state.layers.begin()->second.read();
   for (const auto& [id, layer] : state.layers) out.layers.push_back(statistics_of(id, layer.read()));
   out.data = {data_of(data, state, first, out)};
-  if (out.layers.front().sst) out.query_moments_sha256 = query_moments_sha256(out);
   out.expected_layers.assign(expected.begin(), expected.end());
   if (state.shard.total > 0) {
     out.heads = {static_cast<int>(state.shard.first), first.shape.num_kv_heads, static_cast<int>(state.shard.total)};

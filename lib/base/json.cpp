@@ -63,4 +63,16 @@ std::string json_text(const Json& document) {
 
 void write_json(const std::filesystem::path& path, const Json& document) { write_file(path, json_text(document)); }
 
+std::string differences(const Json& one, const Json& other) {
+  std::string names;
+  const auto add = [&](const std::string& name) { names += (names.empty() ? "" : ", ") + name; };
+  for (const auto& [name, value] : one.items()) {
+    if (!other.contains(name) || other[name] != value) add(name);
+  }
+  for (const auto& [name, value] : other.items()) {
+    if (!one.contains(name)) add(name);
+  }
+  return names;
+}
+
 }  // namespace oscar

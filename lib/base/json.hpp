@@ -26,6 +26,9 @@ void write_json(const std::filesystem::path& path, const Json& document);
 /// member. Throws DataError naming the first member that does not fit.
 void validate_json(const Json& document, const std::string& schema, const std::string& where);
 
+/// Returns the names of the members in which two objects differ, "a, b"; "" if in none.
+[[nodiscard]] std::string differences(const Json& one, const Json& other);
+
 /// Text of a schema by its name, for example "oscar.dump.v1"; empty if there is none.
 [[nodiscard]] std::string_view schema_source(std::string_view name);
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "fit/clip_choice.hpp"
 
+#include <fmt/format.h>
+
 #include <charconv>
 #include <tuple>
 
@@ -48,16 +50,17 @@ void choose_ratios(const SideClipScores& scores, bool per_head, const char* metr
 
 }  // namespace
 
-ClipChoice::ClipChoice(const FitOptions& options, const Recipe& recipe, Backend& backend, Status& status)
-    : options_(options.clip_fit),
+ClipChoice::ClipChoice(const FitOptions& options, const Recipe& recipe, const std::optional<SampleOptions>& sample,
+                       Backend& backend, Status& status)
+    : options_(sample.value_or(SampleOptions{})),
       recipe_(recipe),
       fixed_(parse_clip(options.clip)),
       backend_(backend),
-      status_(status) {}
-
-std::optional<SampleOptions> ClipChoice::sample_options() const {
-  if (fixed_) return std::nullopt;
-  return options_;
+      status_(status) {
+  if (fixed_ || sample) return;
+  fixed_ = {kPublishedKeyClip, kPublishedValueClip};
+  status_.notice(fmt::format("clip ratios {},{}, the published constants: these statistics keep no rows to fit them on",
+                             kPublishedKeyClip, kPublishedValueClip));
 }
 
 void ClipChoice::apply(const std::vector<SampledSequence>& sample, LayerRotation& layer) const {
@@ -76,19 +79,19 @@ void ClipChoice::apply(const std::vector<SampledSequence>& sample, LayerRotation
   choose_ratios(scores.value, recipe_.value_clip_per_head, "output_rel_error", layer.value);
 }
 
-void ClipChoice::finish(const std::string& description, RotationPart& set) const {
+void ClipChoice::finish(const std::vector<SampledSequence>& sample, RotationPart& part) const {
   const auto [key, value] = fixed_.value_or(std::pair(kPublishedKeyClip, kPublishedValueClip));
   std::vector<double> key_sum, value_sum;
-  for (const LayerRotation& layer : set.layers) {
+  for (const LayerRotation& layer : part.layers) {
     add_scores(key_sum, layer.key);
     add_scores(value_sum, layer.value);
   }
-  set.key_clip_scalar = key_sum.empty() ? key : best_clip_ratio(key_sum);
-  set.value_clip_scalar = value_sum.empty() ? value : best_clip_ratio(value_sum);
-  set.has_clip_ratios = true;
+  part.key_clip_scalar = key_sum.empty() ? key : best_clip_ratio(key_sum);
+  part.value_clip_scalar = value_sum.empty() ? value : best_clip_ratio(value_sum);
+  part.has_clip_ratios = true;
   if (key_sum.empty()) return;
-  status_.detail("clip fit on " + description);
-  set.recipe["clip_sample"] = description;
+  const std::string description = describe(sample, options_);
+  part.recipe["clip_sample"] = description;
 }
 
 }  // namespace oscar

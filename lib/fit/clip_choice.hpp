@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The clip ratios of a set: fixed, fitted layer by layer, or none because the codec takes none.
+// The clip ratios of rotations: fixed, fitted layer by layer, or none because the codec takes none.
 #pragma once
 
 #include <optional>
@@ -15,18 +15,18 @@
 
 namespace oscar {
 
-/// Chooses the clip ratios of layers one by one, from any thread, and at last the scalar of the whole set.
+/// Chooses the clip ratios of layers one by one, from any thread, and at last the scalar of all.
 class ClipChoice {
  public:
-  /// Throws UsageError if the ratios of `options` cannot be read.
-  ClipChoice(const FitOptions& options, const Recipe& recipe, Backend& backend, Status& status);
+  /// sample: how the samples of layers were drawn; none: there are none, and fitted ratios are the published constants,
+  /// with a notice. Throws UsageError if the ratios of `options` cannot be read.
+  ClipChoice(const FitOptions& options, const Recipe& recipe, const std::optional<SampleOptions>& sample,
+             Backend& backend, Status& status);
 
-  /// Returns which rows of a layer the ratios are fitted on; nothing if they are not fitted.
-  [[nodiscard]] std::optional<SampleOptions> sample_options() const;
   /// Chooses the ratios of a layer. sample: of its rows; empty where no sequence is longer than the windows.
   void apply(const std::vector<SampledSequence>& sample, LayerRotation& layer) const;
-  /// Chooses the scalar ratios of a set whose layers have theirs. description: of the sample, for the record.
-  void finish(const std::string& description, RotationPart& set) const;
+  /// Chooses the scalar ratios of rotations whose layers have theirs. sample: of one layer, to describe all.
+  void finish(const std::vector<SampledSequence>& sample, RotationPart& part) const;
 
  private:
   SampleOptions options_;

@@ -4,22 +4,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <deque>
-#include <future>
-#include <memory>
-#include <mutex>
 #include <utility>
 #include <vector>
 
-#include "base/clock.hpp"
+#include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/text.hpp"
-#include "base/threads.hpp"
-#include "fit/clip_choice.hpp"
-#include "fit/fitted_layer.hpp"
-#include "fit/search.hpp"
+#include "fit/coded_fit.hpp"
+#include "fit/rotation_fit.hpp"
+#include "fit/take.hpp"
 
 namespace oscar {
 namespace {
@@ -27,108 +20,134 @@ namespace {
 constexpr int kHeads = 8, kDim = 128;
 constexpr std::int64_t kTokens = 65536;  // 128 MiB, so that every reader gets some
 constexpr int kOpenFiles = 1000;         // chunks of layers that are read and sampled side by side, three files each
+/// From this share of the energy of keys on, their mean is what errors follow, and users are told.
+constexpr double kMostOfEnergy = 0.5;
 
-/// Layers that are fitted by one recipe and kept. They are read side by side, and fitted in batches beside the reading
-/// of the next ones, as many as the backend can use.
-class LayerFits {
- public:
-  LayerFits(QkvSource& source, const FitOptions& options, Backend& backend, Status& status,
-            KeptLayers<FittedLayer>& kept)
-      : source_(source),
-        options_(options),
-        backend_(backend),
-        status_(status),
-        kept_(kept),
-        // Plan: what the recipe needs of each layer.
-        recipe_(resolve_recipe(options)),
-        clip_(options, recipe_, backend, status),
-        plan_{.moments = recipe_.moments(), .windows = recipe_.windows, .clip = clip_.sample_options()} {}
-
-  void run(std::span<const int> ids) {
-    if (ids.empty()) return;
-    const WorkShape shape = backend_.work_shape();
-    const auto size = static_cast<std::size_t>(shape.layers_per_batch);
-    std::atomic<std::int64_t> done = 0;
-    std::deque<Batch> batches;
-    for (std::size_t first = 0; first < ids.size(); first += size) {
-      batches.emplace_back(std::min(size, ids.size() - first));
-    }
-    for_each_layer(source_, ids, shape.concurrent_layers, [&](std::size_t i, std::unique_ptr<LayerStream> rows) {
-      if (failed_) return;  // what was handed on throws below
-      Batch& batch = batches[i / size];
-      // Take: moments by one walk over the rows, and a second one where a moment needs finished sums.
-      batch.data[i % size].moments = take_moments(ids[i], *rows, plan_, backend_);
-      auto task = [this, &batch, place = i % size, rows = std::shared_ptr(std::move(rows))]() mutable {
-        finish(batch, place, std::move(rows));
-      };
-      if (shape.concurrent_layers == 1) {
-        task();
-      } else {
-        batch.handed_on[i % size] = std::async(std::launch::async, std::move(task));
-      }
-      status_.progress("fit: layer", ++done, std::ssize(ids));
-    });
-    for (Batch& batch : batches) {
-      for (std::future<void>& layer : batch.handed_on) {
-        if (layer.valid()) layer.get();
-      }
-    }
+/// Every KV head of every layer that its model, when it was observed, was to have.
+void require_all_observed(const Statistics& statistics) {
+  for (const int id : statistics.expected_layers) {
+    const auto same = [&](const LayerStatistics& layer) { return layer.layer_id == id; };
+    if (std::ranges::any_of(statistics.layers, same)) continue;
+    throw DataError("layer " + std::to_string(id) + " was never observed", "--stats",
+                    "observe a forward pass through the whole model, and save again");
   }
+  const HeadRange& heads = statistics.heads;
+  if (heads.whole()) return;
+  throw DataError(
+      fmt::format("of {} KV heads only {} to {} are here", heads.total, heads.first, heads.first + heads.count - 1),
+      "--stats", "give one file of each tensor-parallel rank");
+}
 
- private:
-  struct Batch {
-    explicit Batch(std::size_t count) : data(count), missing(count), handed_on(count) {}
+void require_same_data(const Statistics& statistics) {
+  for (const LayerStatistics& layer : statistics.layers) {
+    const LayerStatistics& first = statistics.layers.front();
+    if (layer.first_data == first.first_data) continue;
+    throw DataError("this layer was taken of other data than layer " + std::to_string(first.layer_id),
+                    "--stats, layer " + std::to_string(layer.layer_id),
+                    "give the statistics of every part for every layer");
+  }
+}
 
-    std::vector<LayerData> data;
-    std::atomic<std::size_t> missing;
-    std::vector<std::future<void>> handed_on;  // by layer; last, since these write to the others
+/// Observers know no windows: theirs are any.
+void require_windows(const Statistics& statistics, Windows windows) {
+  const bool know =
+      !statistics.recipe.empty() ||
+      std::ranges::any_of(statistics.layers, [](const LayerStatistics& each) { return each.first.fisher.has_value(); });
+  if (!know || statistics.windows == windows) return;
+  throw UsageError(fmt::format("the statistics were taken with windows of {} and {} tokens", statistics.windows.sink,
+                               statistics.windows.recent),
+                   "--stats", "give the same --sink and --recent");
+}
+
+/// Why the coded cache does not take what the statistics are of; empty: it does.
+std::string why_not_coded_to(const Statistics& statistics) {
+  if (statistics.recipe.contains(kNotCoded)) return statistics.recipe[kNotCoded];
+  for (const LayerStatistics& layer : statistics.layers) {
+    std::string why = why_not_coded(layer.layer_id, layer.key_dim, layer.value_dim);
+    if (!why.empty()) return why;
+  }
+  return "";
+}
+
+/// What the statistics lack for the coded cache; empty: nothing.
+std::string lacking_for_coded(const Statistics& statistics) {
+  for (const LayerStatistics& layer : statistics.layers) {
+    const AdditiveMoments& sums = layer.first;
+    const bool all = sums.fisher && sums.fisher->value.count > 0 && sums.sums.contains(Moment::kQqt) &&
+                     sums.sums.contains(Moment::kVtv);
+    if (layer.key_rows.empty()) return "it needs rows, and these statistics keep none";
+    if (!all) return "it needs sums of fisher, qqt and vtv, which these statistics do not all have";
+  }
+  return "";
+}
+
+/// The parts that can be fitted to the statistics.
+FitPlan plan_for(const Statistics& statistics, const FitOptions& options, Status& status) {
+  const bool all_readers = options.recipe == "auto" && options.readers.empty();
+  const auto leave_out = [&](const std::string& part, const std::string& lack) {
+    const std::string text = "part " + part + " is left out: " + lack;
+    if (all_readers) return status.notice(text);
+    throw DataError("part " + part + " cannot be fitted: " + lack, "--stats",
+                    "take the statistics with this recipe's options, by oscar fit --save-stats");
   };
-
-  /// Takes a few rows; and fits the batch, once all of its layers are there, one batch at a time.
-  void finish(Batch& batch, std::size_t place, std::shared_ptr<LayerStream> rows) try {
-    take_samples(*rows, plan_, batch.data[place]);
-    rows.reset();  // rows of a live model would pile up
-    if (--batch.missing > 0) return;
-    const std::lock_guard one_at_a_time(fitting_);
-    fit_batch(std::exchange(batch.data, {}));
-  } catch (...) {
-    failed_ = true;
-    throw;
+  const std::string why = why_not_coded_to(statistics);
+  FitPlan plan = plan_parts(options, why.empty());
+  if (!why.empty() && plan_parts({.recipe = options.recipe, .readers = options.readers}).coded) {
+    if (plan.coded) throw_not_coded(why);
+    status.notice("the coded cache is left out, and vllm and transformers read rotations: " + why);
   }
-
-  void fit_batch(const std::vector<LayerData>& batch) {
-    // Solve: the eigenproblems of all layers of a batch together.
-    std::vector<const LayerMoments*> moments;
-    for (const LayerData& data : batch) moments.push_back(&data.moments);
-    std::vector<LayerRotation> layers = solve(moments, recipe_, backend_, status_);
-    // Choose: clip ratios by what they do to attention.
-    parallel_for(
-        layers.size(), [&](std::size_t i) { clip_.apply(batch[i].clip, layers[i]); },
-        backend_.work_shape().concurrent_clip_fits);
-    for (std::size_t i = 0; i < layers.size(); ++i) {
-      kept_.add(layers[i].layer_id, {std::move(layers[i]), describe(batch[i].clip, options_.clip_fit)});
+  if (plan.coded) {
+    if (const std::string lack = lacking_for_coded(statistics); !lack.empty()) {
+      leave_out(kCodedName, lack);
+      plan = plan_parts(options, false);
     }
   }
+  std::erase_if(plan.rotations, [&](const auto& part) {
+    const std::string lack = lacking(statistics, part.second);
+    if (!lack.empty()) leave_out(part.first, lack);
+    return !lack.empty();
+  });
+  if (plan.coded || !plan.rotations.empty()) return plan;
+  throw DataError("the statistics do not suffice for any part", "--stats", "take them by oscar fit --save-stats");
+}
 
-  QkvSource& source_;
-  const FitOptions& options_;
-  Backend& backend_;
-  Status& status_;
-  KeptLayers<FittedLayer>& kept_;
-  Recipe recipe_;
-  ClipChoice clip_;
-  TakePlan plan_;
-  std::mutex fitting_;
-  std::atomic<bool> failed_ = false;
-};
+/// "a", "a and b", "a, b and c".
+std::string listed(const std::vector<std::string>& names) {
+  std::string text;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    text += (i == 0 ? "" : i + 1 == names.size() ? " and " : ", ") + names[i];
+  }
+  return text;
+}
+
+/// Records what rotations without means leave to be quantised, and warns if it is most of all.
+void tell_of_mean_key(const Statistics& statistics, Set& set, Status& status) {
+  const std::optional<MeanKey> mean = largest_mean_key(statistics);
+  const auto part = set.rotations.find(kRotationsName);
+  if (!mean || part == set.rotations.end()) return;
+  part->second.recipe["mean_key"] = {{"layer_id", mean->layer_id}, {"share_of_energy", mean->share}};
+  if (mean->share <= kMostOfEnergy) return;
+  std::vector<std::string> names;
+  for (const auto& [reader, own] : parts_of_readers(set)) {
+    if (own == kRotationsName) names.push_back(reader);
+  }
+  if (names.empty()) return;
+  std::ranges::reverse(names);
+  status.notice(
+      fmt::format("{} {} rotations without means, and in layer {} the mean key has {:.0f} % of the keys' energy: "
+                  "expect errors that verify will reject",
+                  listed(names), names.size() == 1 ? "reads" : "read", mean->layer_id, 100 * mean->share));
+}
 
 }  // namespace
 
-std::optional<std::string> too_few_tokens(const QkvSource& source, const FitOptions& options) {
+std::optional<std::string> too_few_tokens(const QkvSource& source, const FitPlan& plan) {
   const ModelIdentity& model = source.model();
   const std::int64_t tokens = source.calibration().tokens;
-  if (tokens == 0 || model.head_dim == 0 || model.num_key_value_heads == 0 || options.recipe == "hadamard") return {};
-  const bool per_head = options.granularity.find("head") != std::string::npos;
+  if (tokens == 0 || model.head_dim == 0 || model.num_key_value_heads == 0 || plan.moments().empty()) return {};
+  const bool per_head = plan.coded || std::ranges::any_of(plan.rotations, [](const auto& part) {
+                          return part.second.key_per_head || part.second.value_per_head;
+                        });
   const std::int64_t rows_per_token = per_head ? 1 : model.num_key_value_heads;
   const std::int64_t rows = std::int64_t{kRowsPerChannel} * std::max(model.head_dim, model.value_dim);
   const std::int64_t needed = (rows + rows_per_token - 1) / rows_per_token;
@@ -153,20 +172,25 @@ void warm_up(Backend& backend) {
   backend.accumulate_weighted_grams({{few}}, forms, {{few}}, grams, weights);
 }
 
-FitResult fit(QkvSource& source, const FitOptions& options, Backend& backend, Status& status, const FitHooks& hooks) {
-  const auto start = std::chrono::steady_clock::now();
-  FitResult result;
-  if (options.recipe == "auto") {
-    // Several candidates: each is fitted without what is held out, and the best of them again with everything.
-    result.set = fit_best(source, options, hooks, backend, status);
-  } else {
-    result.set = unfitted_set(source, options);
-    KeptLayers<FittedLayer> kept = kept_fit(hooks.kept, result.set);
-    LayerFits(source, options, backend, status, kept).run(kept.missing(source.layer_ids()));
-    join(kept.take(source.layer_ids()), ClipChoice(options, resolve_recipe(options), backend, status), result.set);
+Set fit(const Statistics& statistics, const FitOptions& options, Backend& backend, Status& status) {
+  require_all_observed(statistics);
+  require_same_data(statistics);
+  require_windows(statistics, options.windows);
+  const FitPlan plan = plan_for(statistics, options, status);
+  Set set;
+  set.model = statistics.model, set.calibration = calibration_of(statistics.data), set.windows = options.windows;
+  set.recipe = {{"name", options.recipe}};
+  set.recipe.update(statistics.recipe);
+  set.readers = options.readers;
+  for (const Reader& reader : readers()) {
+    if (options.readers.empty()) set.readers.push_back(reader.name);
   }
-  result.seconds = seconds_since(start);
-  return result;
+  if (plan.coded) set.coded = fit_coded(statistics, options.bits, coded_scope_from_name(options.scope), backend);
+  for (const auto& [part, recipe] : plan.rotations) {
+    set.rotations.emplace(part, fit_rotations(statistics, recipe, options, backend, status));
+  }
+  tell_of_mean_key(statistics, set, status);
+  return set;
 }
 
 }  // namespace oscar

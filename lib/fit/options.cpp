@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include "fit/options.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
-#include <cctype>
 #include <initializer_list>
 #include <tuple>
 #include <utility>
@@ -14,20 +15,6 @@
 
 namespace oscar {
 namespace {
-
-/// Which target is meant by the name of a server or a library, in the words of an error.
-std::string target_of_server(std::string server) {
-  std::erase_if(server, [](char c) { return c == '.' || c == '-' || c == '_'; });
-  std::ranges::transform(server, server.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  if (server == "vllm" || server == "transformers" || server == "hf" || server == "huggingface") {
-    return "vLLM and transformers read sets of every target by oscar's Python package, so give --target any";
-  }
-  if (server.starts_with("sglang")) {
-    return "SGLang with OSCAR's patches reads --target sglang-v1, newer trees of it sglang-v3";
-  }
-  if (server.starts_with("llama") || server == "gguf" || server == "ollama") return "llama.cpp reads --target llamacpp";
-  return "";
-}
 
 void require_one_of(const std::string& value, const char* option, std::initializer_list<const char*> known) {
   const std::vector<std::string> names(known.begin(), known.end());
@@ -53,31 +40,6 @@ std::pair<bool, bool> per_head(const std::string& granularity, const char* optio
   return {key == "head", value == "head"};
 }
 
-/// Throws if the target lacks what `option` asks for.
-void require(bool wanted, bool Target::*ability, const FitOptions& options, const std::string& option,
-             const std::string& what) {
-  if (!wanted || target_from_name(options.target).*ability) return;
-  std::string able;
-  for (const Target& target : targets()) {
-    if (target.*ability) able += (able.empty() ? "" : " or ") + ("--target " + target.name);
-  }
-  throw UsageError("target " + options.target + " cannot serve " + what, option, "use " + able);
-}
-
-void require_target(const Recipe& recipe, const FitOptions& options) {
-  const bool stretched = recipe.kind == Recipe::Kind::kStretch;
-  require(stretched, &Target::linear, options, "--recipe " + options.recipe, "transforms that are not rotations");
-  require(recipe.key_per_head || recipe.value_per_head, &Target::per_head, options, "--granularity head",
-          "one rotation per head");
-  require(recipe.center, &Target::mean, options, "--center", "centred keys");
-  require(recipe.key_clip_per_head, &Target::key_clips, options, "--clip-granularity head", "key clip ratios per head");
-  require(recipe.value_clip_per_head, &Target::value_clips, options, "--clip-granularity head",
-          "value clip ratios per head");
-  const Grid grid = recipe.codecs.key->grid;
-  const std::string codec(name_of(grid));
-  require(grid == Grid::kLloydMax, &Target::lloyd_max, options, "--codec " + codec, "codec " + codec);
-}
-
 HistoryCodecs codecs_of(const FitOptions& options) {
   const RowCodec codec{.group_size = options.group_size,
                        .grid = grid_from_name(options.codec),
@@ -94,18 +56,104 @@ Recipe::Kind kind_of(const std::string& recipe) {
   return recipe == "stretch" ? Recipe::Kind::kStretch : Recipe::Kind::kSpectral;
 }
 
+/// Options that only some recipes have.
+void require_recipes_of(const FitOptions& options) {
+  const FitOptions usual;
+  const auto require = [&](bool given, const char* option, std::initializer_list<const char*> recipes) {
+    std::string names;
+    for (const char* const name : recipes) {
+      if (!given || options.recipe == name) return;
+      names += (names.empty() ? "" : " or ") + std::string("--recipe ") + name;
+    }
+    throw UsageError("recipe " + options.recipe + " does not have this option", option, "give " + names);
+  };
+  require(options.key_objective != usual.key_objective, "--key-objective", {"oscar", "stretch"});
+  require(options.composition != usual.composition, "--composition", {"oscar", "stretch"});
+  require(options.granularity != usual.granularity, "--granularity", {"oscar", "stretch"});
+  require(options.center, "--center", {"oscar", "stretch"});
+  require(options.stretch_power != usual.stretch_power, "--stretch-power", {"stretch"});
+  require(options.stretch_lambda != usual.stretch_lambda, "--stretch-lambda", {"stretch"});
+}
+
 void check_options(const FitOptions& options) {
-  (void)target_from_name(options.target);
   require_one_of(options.recipe, "--recipe", {"auto", "oscar", "stretch", "coded", "hadamard"});
-  if (options.recipe == "coded") {
-    throw UsageError("recipe coded makes a cache of its own, not rotations", "--recipe", "fit it by itself, from data");
-  }
+  require_recipes_of(options);
   require_one_of(options.key_objective, "--key-objective", {"qqt", "fisher"});
   (void)composition_from_name(options.composition);
   if (!(options.stretch_power > 0 && options.stretch_power <= 1) || !(options.stretch_lambda > 0)) {
     throw UsageError("the power of a stretch lies above 0 and up to 1, its lambda above 0",
                      "--stretch-power, --stretch-lambda", "use for example 1 and 0.01");
   }
+}
+
+/// Bits that are worth while.
+constexpr double kLeastBits = 1.25, kMostBits = 4;
+
+/// Options of the coded cache, which must be a part of the set if they are given.
+void check_coded(const FitOptions& options, bool coded) {
+  const FitOptions usual;
+  const char* const given = options.bits != usual.bits         ? "--bits"
+                            : options.scope != usual.scope     ? "--scope"
+                            : options.context != usual.context ? "--context"
+                                                               : nullptr;
+  if (given != nullptr && !coded) {
+    throw UsageError("only the coded cache spends bits, and this set would have none", given,
+                     "leave it out, or give --recipe coded or auto for vllm or transformers");
+  }
+  (void)coded_scope_from_name(options.scope);
+  if (options.bits >= kLeastBits && options.bits <= kMostBits) return;
+  throw UsageError(fmt::format("{} bits a value are outside {} to {}", options.bits, kLeastBits, kMostBits), "--bits",
+                   "give the bits of one stored value, everything counted");
+}
+
+/// Options of rotations, which must be a part of the set if they are given.
+void check_rotated(const FitOptions& options, bool rotated) {
+  const FitOptions usual;
+  const char* const given = options.codec != usual.codec                         ? "--codec"
+                            : options.scale_dtype != usual.scale_dtype           ? "--scale-dtype"
+                            : options.clip != usual.clip                         ? "--clip"
+                            : options.clip_granularity != usual.clip_granularity ? "--clip-granularity"
+                            : options.group_size != usual.group_size             ? "--group-size"
+                            : options.clip_fit != usual.clip_fit                 ? "--seed"
+                                                                                 : nullptr;
+  if (given == nullptr || rotated) return;
+  throw UsageError("the coded cache does not have this option, and this set would have no rotations", given,
+                   "leave it out, or give another recipe or more readers");
+}
+
+/// What a reader cannot read of a part, and the option that asks for it; empty: it reads all. recipe: null for the
+/// coded cache.
+std::pair<std::string, std::string> beyond(const Reader& reader, const Recipe* recipe) {
+  if (recipe == nullptr) return {reader.coded ? "" : "the coded cache", "--recipe coded"};
+  if (recipe->kind == Recipe::Kind::kStretch && !reader.linear) {
+    return {"transforms that are not rotations", "--recipe stretch"};
+  }
+  if ((recipe->key_per_head || recipe->value_per_head) && !reader.per_head) {
+    return {"one rotation per head", "--granularity head"};
+  }
+  if (recipe->center && !reader.mean) return {"centred keys", "--center"};
+  if (recipe->key_clip_per_head && !reader.key_clips) return {"key clip ratios per head", "--clip-granularity head"};
+  if (recipe->value_clip_per_head && !reader.value_clips) {
+    return {"value clip ratios per head", "--clip-granularity head"};
+  }
+  const bool lloyd_max = recipe->codecs.key->grid == Grid::kLloydMax;
+  return {lloyd_max && !reader.lloyd_max ? "codec lloyd-max" : "", "--codec lloyd-max"};
+}
+
+/// Throws UsageError unless each of these readers of a part that somebody named, or one where nobody is named, can read
+/// it.
+void require_readers(const std::vector<const Reader*>& asked, bool named, const Recipe* recipe) {
+  const auto can = [&](const Reader& reader) { return beyond(reader, recipe).first.empty(); };
+  const auto unable = std::ranges::find_if(asked, [&](const Reader* reader) { return !can(*reader); });
+  const bool one = std::ranges::any_of(asked, [&](const Reader* reader) { return can(*reader); });
+  if (unable == asked.end() || (one && !named)) return;
+  std::string able;
+  for (const Reader& reader : readers()) {
+    if (can(reader)) able += (able.empty() ? "" : ", ") + reader.name;
+  }
+  const auto [what, option] = beyond(**unable, recipe);
+  throw UsageError((*unable)->name + " cannot read " + what, option + ", --for",
+                   "leave that out, or give readers that can: --for " + able);
 }
 
 std::string granularity(bool key_per_head, bool value_per_head) {
@@ -115,28 +163,47 @@ std::string granularity(bool key_per_head, bool value_per_head) {
 
 }  // namespace
 
-const std::vector<Target>& targets() {
-  static const std::vector<Target> kTargets{
-      {.name = "sglang-v1", .lloyd_max = true},
-      {.name = "sglang-v3", .linear = true, .per_head = true, .mean = true, .key_clips = true, .lloyd_max = true},
-      {.name = "llamacpp"},
-      {.name = "any",
-       .linear = true,
-       .per_head = true,
-       .mean = true,
-       .key_clips = true,
-       .value_clips = true,
-       .lloyd_max = true}};
-  return kTargets;
+std::set<Moment> FitPlan::moments() const {
+  std::set<Moment> all;
+  if (coded) all = {Moment::kFisher, Moment::kQqt, Moment::kVtv};
+  for (const auto& [name, recipe] : rotations) all.merge(recipe.moments());
+  return all;
 }
 
-const Target& target_from_name(const std::string& name) {
-  std::vector<std::string> names;
-  for (const Target& target : targets()) {
-    if (target.name == name) return target;
-    names.push_back(target.name);
+FitPlan plan_parts(const FitOptions& options, bool codable) {
+  check_options(options);
+  FitPlan plan;
+  std::map<std::string, std::vector<const Reader*>> asked;  // by part
+  std::vector<const Reader*> all;
+  for (const Reader& reader : readers()) {
+    if (options.readers.empty()) all.push_back(&reader);
   }
-  throw unknown_choice(name, "--target", names, target_of_server(name));
+  for (const std::string& name : options.readers) all.push_back(&reader_from_name(name, "--for"));
+  if (options.recipe == "auto") {
+    for (const Reader* reader : all) {
+      const bool coded = reader->coded && codable;
+      asked[coded ? kCodedName : reader->mean && reader->linear ? kWithMeansName : kRotationsName].push_back(reader);
+    }
+  } else {
+    asked[options.recipe == "coded" ? kCodedName : options.center ? kWithMeansName : kRotationsName] = all;
+  }
+  for (const auto& [part, of] : asked) {
+    if (part == kCodedName) {
+      plan.coded = true;
+      require_readers(of, !options.readers.empty(), nullptr);
+      continue;
+    }
+    FitOptions own = options;
+    if (options.recipe == "auto") {
+      const bool means = part == kWithMeansName;
+      own.recipe = means ? "stretch" : "oscar", own.key_objective = means ? "fisher" : "qqt", own.center = means;
+    }
+    const Recipe& recipe = plan.rotations.emplace(part, resolve_recipe(own)).first->second;
+    require_readers(of, !options.readers.empty(), &recipe);
+  }
+  check_coded(options, plan.coded);
+  check_rotated(options, !plan.rotations.empty());
+  return plan;
 }
 
 Recipe resolve_recipe(const FitOptions& options) {
@@ -156,13 +223,11 @@ Recipe resolve_recipe(const FitOptions& options) {
   std::tie(recipe.key_clip_per_head, recipe.value_clip_per_head) =
       per_head(options.clip_granularity, "--clip-granularity");
   recipe.codecs = codecs_of(options);
-  require_target(recipe, options);
   return recipe;
 }
 
 Json to_json(const Recipe& recipe, const FitOptions& options) {
   Json json{{"name", recipe.name},
-            {"target", options.target},
             {"key_objective", recipe.key_name()},
             {"value_objective", recipe.value_name()},
             {"granularity", granularity(recipe.key_per_head, recipe.value_per_head)},

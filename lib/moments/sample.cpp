@@ -25,10 +25,10 @@ std::int64_t most_tokens(Windows windows, const SampleOptions& options) {
 
 /// Indices of the layer's sequences to sample, ascending.
 std::set<std::size_t> choose_sequences(const std::vector<std::int64_t>& lengths, Windows windows,
-                                       const SampleOptions& options, const TakesSequence& takes) {
+                                       const SampleOptions& options) {
   std::vector<std::size_t> candidates;
   for (std::size_t i = 0; i < lengths.size(); ++i) {
-    if (lengths[i] > windows.sink + windows.recent && (!takes || takes(i))) candidates.push_back(i);
+    if (lengths[i] > windows.sink + windows.recent) candidates.push_back(i);
   }
   std::mt19937_64 random(options.seed);
   for (std::size_t i = candidates.size(); i > 1; --i) std::swap(candidates[i - 1], candidates[draw(random, i)]);
@@ -84,6 +84,26 @@ void copy_sequence(const QkvView& view, std::int64_t begin, SampledSequence& out
   }
 }
 
+/// How many queries of each of `sequences` keep to the options.
+std::int64_t queries_each(const SampleOptions& options, std::int64_t query_heads, std::size_t sequences) {
+  return std::max<std::int64_t>(options.query_rows / (query_heads * static_cast<std::int64_t>(sequences)), 1);
+}
+
+/// Leaves `count` of the queries, spread evenly.
+void thin_queries(SampledSequence& sequence, std::int64_t count) {
+  const std::int64_t all = std::ssize(sequence.query_positions);
+  if (all <= count) return;
+  SampledSequence kept{Tensor(sequence.q.dtype, {count, sequence.q.shape[1], sequence.q.shape[2]}), {}, {}, {}};
+  const std::size_t row_bytes = sequence.q.data.size() / static_cast<std::size_t>(all);
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto from = static_cast<std::size_t>((2 * i + 1) * all / (2 * count));
+    std::memcpy(kept.q.data.data() + static_cast<std::size_t>(i) * row_bytes, sequence.q.data.data() + from * row_bytes,
+                row_bytes);
+    kept.query_positions.push_back(sequence.query_positions[from]);
+  }
+  sequence.q = std::move(kept.q), sequence.query_positions = std::move(kept.query_positions);
+}
+
 /// Recipes without moments meet rows only here.
 void require_usable(const SampledSequence& sequence, const std::string& where) {
   for (const auto& [name, tensor] : {std::pair{"q", &sequence.q}, {"k", &sequence.k}, {"v", &sequence.v}}) {
@@ -107,8 +127,7 @@ void require_usable(const SampledSequence& sequence, const std::string& where) {
 
 }  // namespace
 
-std::vector<SampledSequence> sample_layer(LayerStream& layer, Windows windows, const SampleOptions& options,
-                                          const TakesSequence& takes) {
+std::vector<SampledSequence> sample_layer(LayerStream& layer, Windows windows, const SampleOptions& options) {
   std::vector<std::int64_t> lengths;
   std::vector<std::size_t> ends;  // of chunks, in sequences
   QkvChunk chunk;
@@ -117,7 +136,7 @@ std::vector<SampledSequence> sample_layer(LayerStream& layer, Windows windows, c
     for (const SequenceRange& range : chunk.sequences) lengths.push_back(range.size());
     ends.push_back(lengths.size());
   }
-  const std::set<std::size_t> chosen = choose_sequences(lengths, windows, options, takes);
+  const std::set<std::size_t> chosen = choose_sequences(lengths, windows, options);
   std::mt19937_64 random(options.seed + 1);
   std::vector<SampledSequence> sample;
   std::size_t index = 0;
@@ -133,8 +152,7 @@ std::vector<SampledSequence> sample_layer(LayerStream& layer, Windows windows, c
     }
     for (const SequenceRange& range : chunk.sequences) {
       if (!chosen.contains(index++)) continue;
-      const std::int64_t rows_per_query = chunk.view.q.num_heads * static_cast<std::int64_t>(chosen.size());
-      const std::int64_t queries = std::max<std::int64_t>(options.query_rows / rows_per_query, 1);
+      const std::int64_t queries = queries_each(options, chunk.view.q.num_heads, chosen.size());
       const std::int64_t tokens = std::min(range.size(), most_tokens(windows, options));
       sample.push_back(choose_rows(chunk.view, tokens, windows, queries, random));
       copy_sequence(chunk.view, range.begin, sample.back());
@@ -142,6 +160,23 @@ std::vector<SampledSequence> sample_layer(LayerStream& layer, Windows windows, c
     }
   }
   return sample;
+}
+
+std::vector<SampledSequence> join_samples(std::vector<std::vector<SampledSequence>> parts,
+                                          const SampleOptions& options) {
+  std::size_t longest = 0;
+  for (const auto& part : parts) longest = std::max(longest, part.size());
+  std::vector<SampledSequence> joined;
+  std::int64_t tokens = 0;
+  for (std::size_t i = 0; i < longest; ++i) {
+    for (auto& part : parts) {
+      if (i >= part.size() || tokens >= options.sample_tokens) continue;
+      tokens += part[i].k.shape[0];
+      joined.push_back(std::move(part[i]));
+    }
+  }
+  for (SampledSequence& each : joined) thin_queries(each, queries_each(options, each.q.shape[1], joined.size()));
+  return joined;
 }
 
 std::string describe(std::span<const SampledSequence> sample, const SampleOptions& options) {

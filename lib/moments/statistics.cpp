@@ -2,6 +2,7 @@
 #include "moments/statistics.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <set>
 
@@ -17,13 +18,13 @@ namespace {
 /// What one file, or the files of several tensor-parallel ranks together, say of themselves; sums are read layer by
 /// layer.
 struct Part {
-  std::vector<std::filesystem::path> paths;  // by ascending heads
+  std::vector<StatisticsFile> files;  // by ascending heads
   Statistics manifest;
 
   /// "a.safetensors", or "a.safetensors, b.safetensors"
   [[nodiscard]] std::string name() const {
     std::string text;
-    for (const auto& path : paths) text += (text.empty() ? "" : ", ") + path.string();
+    for (const StatisticsFile& file : files) text += (text.empty() ? "" : ", ") + file.path();
     return text;
   }
 };
@@ -34,6 +35,8 @@ struct Part {
 
 // Files of tensor-parallel ranks, which hold different KV heads of the same data, as if they were one.
 
+constexpr const char* kOneModel = "merge statistics of one model only";
+constexpr const char* kDamageTokens = "damage_tokens";  // of the recipe: how many tokens a model was asked about
 constexpr const char* kOfEachRank = "give one file of each tensor-parallel rank";
 
 /// Ranks of one run: the same data of the same heads in all.
@@ -82,27 +85,6 @@ void append(LayerStatistics& to, const LayerStatistics& from, const std::string&
   if (to.sst) append(*to.sst, *from.sst);
 }
 
-/// Checks that each file's second pass belongs to its own first, and says what that of all of them belongs to.
-std::string joint_query_moments(const std::vector<StatisticsFile>& files) {
-  std::vector<Sha256> own(files.size());
-  Sha256 all;
-  for (std::size_t i = 0; i < files.front().manifest().layers.size(); ++i) {
-    for (std::size_t f = 0; f < files.size(); ++f) {
-      const LayerStatistics layer = files[f].read(files[f].manifest().layers[i]);
-      const auto found = layer.first.sums.find(Moment::kQqt);
-      if (found == layer.first.sums.end()) continue;
-      const auto bytes = std::as_bytes(std::span(found->second.sums.data));
-      own[f].update(bytes), all.update(bytes);
-    }
-  }
-  for (std::size_t f = 0; f < files.size(); ++f) {
-    if (own[f].hex() == files[f].manifest().query_moments_sha256) continue;
-    throw DataError("the second pass of a rank was weighted by query moments of another run", files[f].path(),
-                    "save the state again");
-  }
-  return all.hex();
-}
-
 void join(Part& part, Part next) {
   HeadRange &heads = part.manifest.heads, &more = next.manifest.heads;
   if (more.first < heads.first + heads.count) refuse("two ranks with the same KV heads", part, next, kOfEachRank);
@@ -117,7 +99,7 @@ void join(Part& part, Part next) {
   if (!(a.model == b.model)) refuse("ranks of different models", part, next, kOfEachRank);
   if (!(a.windows == b.windows)) refuse("ranks with different windows", part, next, kOfEachRank);
   heads.count += more.count;
-  part.paths.push_back(next.paths.front());
+  part.files.push_back(std::move(next.files.front()));
 }
 
 /// Puts shards of the same data together, which may leave heads out at either end (Statistics::heads). Throws DataError
@@ -131,9 +113,6 @@ std::vector<Part> join_shards(std::vector<Part> files) {
   }
   for (Part& part : parts) {
     if (part.manifest.heads.whole()) part.manifest.heads = {};
-    if (part.paths.size() == 1 || part.manifest.query_moments_sha256.empty()) continue;
-    const std::vector<StatisticsFile> opened(part.paths.begin(), part.paths.end());
-    part.manifest.query_moments_sha256 = joint_query_moments(opened);
   }
   return parts;
 }
@@ -152,33 +131,41 @@ LayerStatistics read_layer(const std::vector<StatisticsFile>& files, std::size_t
 
 void require_same_origin(const Part& a, const Part& b) {
   const ModelIdentity &x = a.manifest.model, &y = b.manifest.model;
-  const char* const advice = "merge statistics of one model only";
-  if (x.id != y.id) refuse("statistics of different models (\"" + x.id + "\", \"" + y.id + "\")", a, b, advice);
+  if (x.id != y.id) refuse("statistics of different models (\"" + x.id + "\", \"" + y.id + "\")", a, b, kOneModel);
   if (x.revision != y.revision || x.config_sha256 != y.config_sha256) {
-    refuse("statistics of different revisions of a model", a, b, advice);
+    refuse("statistics of different revisions of a model", a, b, kOneModel);
   }
-  if (!(x == y)) refuse("statistics of models of different shape", a, b, advice);
+  if (!(x == y)) refuse("statistics of models of different shape", a, b, kOneModel);
   if (!(a.manifest.windows == b.manifest.windows)) {
     refuse("statistics with different windows", a, b, "take them with the same --sink and --recent");
   }
-  const std::string &p = a.manifest.query_moments_sha256, &q = b.manifest.query_moments_sha256;
   const HeadRange &g = a.manifest.heads, &h = b.manifest.heads;
   if (g.first != h.first || g.count != h.count) {
     refuse("statistics of different KV heads that are not of the same data", a, b, "join the ranks of each run first");
   }
-  if (!p.empty() && !q.empty() && p != q) {
-    refuse("second passes by different query moments", a, b,
-           "take every second pass with the same --stats, or merge the states before they are saved");
+  Json how = a.manifest.recipe, other = b.manifest.recipe;
+  for (Json* each : {&how, &other}) each->erase(kDamageTokens);
+  if (how != other) {
+    refuse("statistics that were taken in other ways: " + differences(how, other) + " differ", a, b,
+           "take all parts with the same options, and all of a model or all of dumps");
+  }
+  if (a.manifest.clip != b.manifest.clip) {
+    refuse("statistics with other samples for clip ratios", a, b, "take all parts with the same --clip and --seed");
   }
 }
 
 /// "fisher keys qqt"
-std::string names_of(const AdditiveMoments& moments) {
+std::string names_of(const LayerStatistics& layer) {
   std::string names;
-  if (moments.fisher) names += "fisher ";
-  if (moments.keys) names += "keys ";
-  for (const auto& [moment, sums] : moments.sums) names += std::string(name_of(moment)) + " ";
-  if (!names.empty()) names.pop_back();
+  const auto add = [&](bool there, const std::string& name) {
+    if (there) names += (names.empty() ? "" : " ") + name;
+  };
+  add(layer.first.fisher.has_value(), "fisher");
+  add(layer.first.fisher && layer.first.fisher->value.count > 0, "fisher.value");
+  add(layer.first.keys.has_value(), "keys");
+  for (const auto& [moment, sums] : layer.first.sums) add(true, std::string(name_of(moment)));
+  add(layer.cost.has_value(), "cost"), add(layer.damage.has_value(), "damage");
+  add(!layer.key_rows.empty(), "rows"), add(!layer.centred, "uncentred");
   return names;
 }
 
@@ -191,22 +178,54 @@ void add_data(const std::vector<std::size_t>& more, std::vector<std::size_t>& da
   std::sort(data.begin(), data.end());
 }
 
-/// where: of `from`.
+/// `count` of the rows of each head, spread evenly.
+void thin(std::vector<std::vector<float>>& heads, std::int64_t rows, std::int64_t count) {
+  for (std::vector<float>& own : heads) {
+    const auto dim = std::ssize(own) / rows;
+    std::vector<float> kept;
+    kept.reserve(static_cast<std::size_t>(count * dim));
+    for (std::int64_t i = 0; i < count; ++i) {
+      const auto row = own.begin() + (2 * i + 1) * rows / (2 * count) * dim;
+      kept.insert(kept.end(), row, row + dim);
+    }
+    own = std::move(kept);
+  }
+}
+
+void scale_by(double share, LayerStatistics& layer) {
+  if (layer.cost) {
+    for (MatrixStack* cost : {&layer.cost->key, &layer.cost->value}) {
+      for (double& entry : cost->data) entry *= share;
+    }
+  }
+  if (layer.damage) layer.damage = {share * layer.damage->key, share * layer.damage->value};
+}
+
+void add_numbers(std::vector<double>& sum, const std::vector<double>& more) {
+  for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += more[i];
+}
+
+/// where: of `from`. Costs and damage are scaled already, and rows thinned. Samples are joined elsewhere.
 void merge(LayerStatistics& to, LayerStatistics from, const std::string& where) {
   if (to.key_dim != from.key_dim || to.value_dim != from.value_dim) {
-    throw DataError("heads of another size than elsewhere", where, "merge statistics of one model only");
+    throw DataError("heads of another size than elsewhere", where, kOneModel);
   }
-  const bool adds = !to.first_data.empty() && !from.first_data.empty();
-  if (adds && names_of(to.first) != names_of(from.first)) {
-    throw DataError("sums of " + names_of(from.first) + ", elsewhere of " + names_of(to.first), where,
+  if (names_of(to) != names_of(from)) {
+    throw DataError("sums of " + names_of(from) + ", elsewhere of " + names_of(to), where,
                     "take all parts with the same options");
   }
-  if (adds) to.first.merge(from.first);
-  if (to.first_data.empty()) to.first = std::move(from.first);
-  if (to.sst && from.sst) to.sst->merge(*from.sst);
-  if (!to.sst) to.sst = std::move(from.sst);
   add_data(from.first_data, to.first_data, where);
-  add_data(from.sst_data, to.sst_data, where);
+  to.first.merge(from.first);
+  if (to.cost) {
+    add_numbers(to.cost->key.data, from.cost->key.data), add_numbers(to.cost->value.data, from.cost->value.data);
+  }
+  if (to.damage) to.damage = {to.damage->key + from.damage->key, to.damage->value + from.damage->value};
+  const std::size_t heads = to.key_rows.size();
+  if (from.key_rows.size() != heads) throw DataError("another number of heads than elsewhere", where, kOneModel);
+  for (std::size_t head = 0; head < heads; ++head) {
+    to.key_rows[head].insert(to.key_rows[head].end(), from.key_rows[head].begin(), from.key_rows[head].end());
+    to.value_rows[head].insert(to.value_rows[head].end(), from.value_rows[head].begin(), from.value_rows[head].end());
+  }
 }
 
 /// Where the file's data are in `all`, to which new ones are added.
@@ -220,16 +239,13 @@ std::vector<std::size_t> places_of(const Statistics& manifest, std::vector<Calib
   return places;
 }
 
-std::vector<std::size_t> moved(std::vector<std::size_t> data, const std::vector<std::size_t>& places) {
-  for (std::size_t& each : data) each = places[each];
-  std::sort(data.begin(), data.end());
-  return data;
-}
-
 /// In the order of what they were taken of.
 std::vector<Part> parts_of(const std::vector<std::filesystem::path>& paths) {
   std::vector<Part> parts;
-  for (const auto& path : paths) parts.push_back({{path}, StatisticsFile(path).manifest()});
+  for (const auto& path : paths) {
+    Part& part = parts.emplace_back();
+    part.manifest = part.files.emplace_back(path).manifest();
+  }
   parts = join_shards(std::move(parts));
   const auto key = [](const Part& part) {
     std::string text;
@@ -240,22 +256,48 @@ std::vector<Part> parts_of(const std::vector<std::filesystem::path>& paths) {
   return parts;
 }
 
-/// Adds the layers of a file to those with the same ids.
-void add_layers(const Part& part, const std::vector<std::size_t>& places, std::map<int, LayerStatistics>& layers) {
-  const std::vector<StatisticsFile> files(part.paths.begin(), part.paths.end());
-  const std::vector<LayerStatistics>& listed = part.manifest.layers;
-  for (const LayerStatistics& layer : listed) layers[layer.layer_id];  // before threads look for theirs
-  parallel_for(listed.size(), [&](std::size_t i) {
-    LayerStatistics own = read_layer(files, i);
-    own.first_data = moved(std::move(own.first_data), places);
-    own.sst_data = moved(std::move(own.sst_data), places);
-    LayerStatistics& sum = layers.at(own.layer_id);
-    if (sum.key_dim == 0) {
+/// A layer in a part.
+struct LayerOfPart {
+  const Part* part = nullptr;
+  std::size_t number = 0;           // in the part's files
+  std::vector<std::size_t> places;  // of its data in those of all parts
+};
+
+/// Adds up a layer of all parts that have it. Of the rows of each part as many stay as its tokens deserve: about
+/// `wanted_rows` in all, or what the part with the fewest rows a token allows.
+LayerStatistics sum_of(const std::vector<LayerOfPart>& parts, std::int64_t wanted_rows, const Statistics& about) {
+  std::vector<StatisticsFile::Size> sizes;
+  double tokens = 0;
+  for (const LayerOfPart& each : parts) {
+    const StatisticsFile& file = each.part->files.front();
+    tokens += sizes.emplace_back(file.size_of(file.manifest().layers[each.number])).tokens;
+  }
+  double density = static_cast<double>(wanted_rows) / tokens;
+  for (const auto& size : sizes) density = std::min(density, static_cast<double>(size.rows) / size.tokens);
+  LayerStatistics sum;
+  std::vector<std::vector<SampledSequence>> samples;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const auto& [part, number, places] = parts[i];
+    LayerStatistics own = read_layer(part->files, number);
+    for (std::size_t& each : own.first_data) each = places[each];
+    std::ranges::sort(own.first_data);
+    if (parts.size() == 1) return own;
+    if (!own.key_rows.empty()) {
+      const double share = density * sizes[i].tokens;  // no number if a file lies about its tokens
+      const std::int64_t count = share >= 1 ? std::min<std::int64_t>(std::llround(share), sizes[i].rows) : 1;
+      thin(own.key_rows, sizes[i].rows, count), thin(own.value_rows, sizes[i].rows, count);
+    }
+    scale_by(sizes[i].tokens / tokens, own);
+    samples.push_back(std::move(own.sample));
+    if (i == 0) {
       sum = std::move(own);
     } else {
-      merge(sum, std::move(own), part.name() + ", layer " + std::to_string(listed[i].layer_id));
+      merge(sum, std::move(own), part->name() + ", layer " + std::to_string(sum.layer_id));
     }
-  });
+  }
+  sum.sst.reset();  // it was weighed by the query moments of a part
+  sum.sample = join_samples(std::move(samples), about.clip.value_or(SampleOptions{}));
+  return sum;
 }
 
 }  // namespace
@@ -286,26 +328,35 @@ std::string query_moments_sha256(const Statistics& statistics) {
 
 Statistics read_statistics(const std::vector<std::filesystem::path>& paths) {
   const std::vector<Part> parts = parts_of(paths);
-  Statistics out;
-  out.model = parts.front().manifest.model, out.windows = parts.front().manifest.windows;
-  out.heads = parts.front().manifest.heads;
+  const Statistics& about = parts.front().manifest;
+  Statistics out{.model = about.model, .data = {}, .windows = about.windows, .layers = {}, .heads = about.heads};
+  out.recipe = about.recipe, out.clip = about.clip;
   std::set<int> expected;
+  std::map<int, std::vector<LayerOfPart>> layers;
   for (const Part& part : parts) {
     for (const Part& other : parts) require_same_origin(part, other);
-    if (out.query_moments_sha256.empty()) out.query_moments_sha256 = part.manifest.query_moments_sha256;
     if (!out.sample) out.sample = part.manifest.sample;
     expected.insert(part.manifest.expected_layers.begin(), part.manifest.expected_layers.end());
-  }
-  std::map<int, LayerStatistics> layers;
-  for (const Part& part : parts) {
-    throw_if_interrupted();
-    add_layers(part, places_of(part.manifest, out.data), layers);
+    const std::size_t known = out.data.size();
+    const std::vector<std::size_t> places = places_of(part.manifest, out.data);
+    for (std::size_t i = 0; i < part.manifest.layers.size(); ++i) {
+      layers[part.manifest.layers[i].layer_id].push_back({&part, i, places});
+    }
+    if (known == 0 || known == out.data.size() || !out.recipe.contains(kDamageTokens)) continue;
+    out.recipe[kDamageTokens] =
+        out.recipe[kDamageTokens].get<std::int64_t>() + part.manifest.recipe.value(kDamageTokens, std::int64_t{0});
   }
   out.expected_layers.assign(expected.begin(), expected.end());
-  for (auto& [id, layer] : layers) out.layers.push_back(std::move(layer));
+  std::vector<const std::vector<LayerOfPart>*> ordered;
+  for (const auto& [id, of] : layers) ordered.push_back(&of);
+  out.layers.resize(ordered.size());
+  const std::int64_t wanted_rows = out.recipe.value("sample_rows", std::int64_t{0});
   const std::string where = parts.size() == 1 ? parts.front().name() : parts.front().name() + " and others";
-  parallel_for(out.layers.size(),
-               [&](std::size_t i) { require_semidefinite(out.layers[i], out.sample.has_value(), where); });
+  parallel_for(ordered.size(), [&](std::size_t i) {
+    throw_if_interrupted();
+    out.layers[i] = sum_of(*ordered[i], wanted_rows, out);
+    require_semidefinite(out.layers[i], out.sample.has_value(), where);
+  });
   return out;
 }
 

@@ -1,8 +1,16 @@
 // SPDX-License-Identifier: MIT
-// Moments that outlive a run: "oscar.statistics.v1", a safetensors file with the tensors "layer_<id>.<name>.<part>" in
-// fp64 and a manifest of what they were taken of. Statistics of parts of the data, or of different layers, add up to
-// those of the whole. Value moments by attention scores ("sst") weigh values by the query moments of all of the data:
-// they are a second pass over each part, and belong to the first pass whose query moments they name.
+// All that a fit takes from its data: "oscar.statistics.v1", a safetensors file with tensors "layer_<id>.<name>" and a
+// manifest of what they were taken of. Sets of any recipe that these suffice for, and of any number of bits, are fitted
+// to it without another look at the data. For layer N there are, all but sums of some kind optional,
+//   layer_N.<moment>.sums, .total, layer_N.fisher.*, layer_N.keys.*   sums over tokens, float64 (moments/sums.hpp)
+//   layer_N.cost.key (Hkv, d, d), .value (Hkv, d_v, d_v)              what errors cost a model, float64
+//   layer_N.key.rows (Hkv, n, d), .value.rows (Hkv, n, d_v)           rows of tokens that are spread evenly, float32
+//   layer_N.clip.<i>.q, .k, .v, .positions                            sequences on which clip ratios are judged
+// What a server's observer saves has sums alone. Statistics of parts of the data, or of different layers, add up to
+// those of the whole: sums add; costs and damage are means over tokens; of the rows those stay that have one density
+// over all of the data; samples are joined within their limits. Value moments by attention scores ("sst") weigh values
+// by the query moments of all of the data, so that those of parts do not add up: a sum of parts has none, and who needs
+// them takes them of the rows.
 #pragma once
 
 #include <filesystem>
@@ -10,17 +18,37 @@
 #include <string>
 #include <vector>
 
+#include "base/json.hpp"
 #include "model/config/identity.hpp"
-#include "moments/take.hpp"
+#include "moments/sample.hpp"
+#include "moments/sums.hpp"
 
 namespace oscar {
+
+/// C = 1 / (2 T) sum over rows of g^T g, with the gradients g of history_gradients() (model/run/runner.hpp) and T
+/// tokens; the mean over draws. Errors e of the rows, independent of each other, cost about mean(e C e^T) nats of KL a
+/// token.
+struct ErrorCost {
+  MatrixStack key, value;  // (Hkv, d, d), (Hkv, d_v, d_v)
+};
+
+/// What errors of 2-bit codes of the keys, and of the values, did to attention outputs in a trial.
+struct ErrorDamage {
+  double key = 0, value = 0;
+};
 
 struct LayerStatistics {
   int layer_id = 0, key_dim = 0, value_dim = 0;
   AdditiveMoments first;
   std::optional<MomentSums> sst;
-  /// Places in Statistics::data of what `first`, and what `sst`, was taken of; ascending.
-  std::vector<std::size_t> first_data, sst_data;
+  /// Places in Statistics::data of what they were taken of; ascending.
+  std::vector<std::size_t> first_data;
+  std::optional<ErrorCost> cost;      // none: no model was asked
+  std::optional<ErrorDamage> damage;  // only where there is no cost
+  /// False: keys keep their mean, because a shift of all scores changes what their softmax gives (sinks, soft caps).
+  bool centred = true;
+  std::vector<std::vector<float>> key_rows, value_rows;  // [KV head] (n, d), in native coordinates; empty: not kept
+  std::vector<SampledSequence> sample;                   // for clip ratios
 };
 
 /// The KV heads [first, first + count) of a model that has `total`, as a tensor-parallel rank holds them.
@@ -38,29 +66,31 @@ struct RowSample {
 struct Statistics {
   ModelIdentity model;
   std::vector<CalibrationData> data;
-  Windows windows;  // of fisher
-  /// The hash of the query moments that sst was weighted by; empty if there is no sst.
-  std::string query_moments_sha256;
+  Windows windows;                      // of fisher, costs and samples
   std::vector<LayerStatistics> layers;  // ascending
   HeadRange heads;
   /// Where sst came from; none: from all rows.
   std::optional<RowSample> sample;
   /// Layers that a fit must find here, whoever took them; empty: not known.
   std::vector<int> expected_layers;
+  /// How they were taken, as a set records it: the same in all parts, but for damage_tokens. Empty: nobody says.
+  Json recipe = Json::object();
+  /// How LayerStatistics::sample was drawn; none: it was not.
+  std::optional<SampleOptions> clip;
 };
 
 /// Parts of the data as one. At least one.
 [[nodiscard]] CalibrationData calibration_of(const std::vector<CalibrationData>& parts);
 
-/// SHA-256 of the query moments of all layers.
+/// SHA-256 of the query moments of all layers, which tells data apart where its text is not known.
 [[nodiscard]] std::string query_moments_sha256(const Statistics& statistics);
 
 /// Writes a file with checksums (tensor/safetensors.hpp).
 void write_statistics(const std::filesystem::path& path, const Statistics& statistics);
 
 /// The sum over files, in an order that their contents decide. Throws DataError that names the files and what differs:
-/// model, revision, windows, which sums were taken, query moments of the second pass, the same data twice, or shards
-/// of tensor-parallel ranks that do not join; or the tensor whose checksum is another, or which is no sum over rows.
+/// model, revision, windows, how and which sums were taken, the same data twice, or shards of tensor-parallel ranks
+/// that do not join; or the tensor whose checksum is another, or which is no sum over rows.
 [[nodiscard]] Statistics read_statistics(const std::vector<std::filesystem::path>& paths);
 
 }  // namespace oscar

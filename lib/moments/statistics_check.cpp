@@ -185,6 +185,10 @@ void require_sums_of_rows(const LayerStatistics& layer, const Statistics& manife
     place.require(are_finite(fisher.key_sum), "fisher.key_sum", "has values that are not finite");
     check_totals(fisher.weight, HUGE_VAL, "fisher.weight", place);
     check_mean(fisher.key_sum, fisher.weight, fisher.key, "fisher.key_sum", place);
+    if (fisher.value.count > 0) check_stack(fisher.value, "fisher.value", place);
+  }
+  if (layer.cost) {
+    check_stack(layer.cost->key, "cost.key", place), check_stack(layer.cost->value, "cost.value", place);
   }
   check_shape(layer, heads, manifest, place);
 }
@@ -199,6 +203,7 @@ void require_semidefinite(const LayerStatistics& layer, bool sampled, const std:
   if (layer.first.fisher) {
     check_eigenvalues(layer.first.fisher->query, "fisher.query", place);
     check_eigenvalues(layer.first.fisher->key, "fisher.key", place);
+    check_eigenvalues(layer.first.fisher->value, "fisher.value", place);
   }
   if (!layer.sst) return;
   if (!sampled) return check_eigenvalues(layer.sst->sums, "sst.sums", place);

@@ -2,6 +2,8 @@
 #include "moments/statistics_file.hpp"
 
 #include <algorithm>
+#include <cmath>
+#include <cstring>
 #include <utility>
 
 #include "base/errors.hpp"
@@ -12,11 +14,15 @@ namespace {
 
 constexpr const char* kSchema = "oscar.statistics.v1";
 constexpr Moment kSums[] = {Moment::kQqt, Moment::kKtk, Moment::kVtv};
-constexpr const char* kParts[] = {"qqt.sums",     "qqt.total",  "ktk.sums",       "ktk.total",    "vtv.sums",
-                                  "vtv.total",    "sst.sums",   "sst.total",      "keys.sums",    "keys.total",
-                                  "fisher.query", "fisher.key", "fisher.key_sum", "fisher.weight"};
+constexpr const char* kParts[] = {"qqt.sums",     "qqt.total",  "ktk.sums",       "ktk.total",     "vtv.sums",
+                                  "vtv.total",    "sst.sums",   "sst.total",      "keys.sums",     "keys.total",
+                                  "fisher.query", "fisher.key", "fisher.key_sum", "fisher.weight", "fisher.value",
+                                  "cost.key",     "cost.value", "key.rows",       "value.rows"};
+constexpr const char* kSampleParts[] = {".q", ".k", ".v", ".positions"};
+constexpr char kTakeAgain[] = "take the statistics again";
 
 std::string prefix_of(int layer_id) { return "layer_" + std::to_string(layer_id) + "."; }
+std::string sample_of(std::size_t i) { return "clip." + std::to_string(i); }
 
 Json to_json(const Statistics& statistics) {
   Json layers = Json::array(), data = Json::array();
@@ -24,8 +30,9 @@ Json to_json(const Statistics& statistics) {
     layers.push_back({{"layer_id", layer.layer_id},
                       {"key_dim", layer.key_dim},
                       {"value_dim", layer.value_dim},
-                      {"first_data", layer.first_data},
-                      {"sst_data", layer.sst_data}});
+                      {"first_data", layer.first_data}});
+    if (!layer.centred) layers.back()["centred"] = false;
+    if (layer.damage) layers.back()["damage"] = {{"key", layer.damage->key}, {"value", layer.damage->value}};
   }
   for (const CalibrationData& each : statistics.data) data.push_back(oscar::to_json(each));
   Json json{{"schema", kSchema},
@@ -33,12 +40,18 @@ Json to_json(const Statistics& statistics) {
             {"model", oscar::to_json(statistics.model)},
             {"data", std::move(data)},
             {"windows", {{"sink", statistics.windows.sink}, {"recent", statistics.windows.recent}}},
-            {"query_moments_sha256", statistics.query_moments_sha256},
             {"layers", std::move(layers)}};
   const HeadRange& heads = statistics.heads;
   if (!heads.whole()) json["kv_heads"] = {{"first", heads.first}, {"count", heads.count}, {"total", heads.total}};
   if (statistics.sample) json["sample"] = {{"tokens", statistics.sample->tokens}, {"seed", statistics.sample->seed}};
   if (!statistics.expected_layers.empty()) json["expected_layers"] = statistics.expected_layers;
+  if (!statistics.recipe.empty()) json["recipe"] = statistics.recipe;
+  if (const auto& clip = statistics.clip) {
+    json["clip"] = {{"sample_tokens", clip->sample_tokens},
+                    {"max_sequence_tokens", clip->max_sequence_tokens},
+                    {"query_rows", clip->query_rows},
+                    {"seed", clip->seed}};
+  }
   return json;
 }
 
@@ -47,13 +60,13 @@ Statistics statistics_from_json(const Json& json) {
   out.model = model_identity_from_json(json["model"]);
   for (const Json& each : json["data"]) out.data.push_back(calibration_data_from_json(each));
   out.windows = {json["windows"]["sink"].get<int>(), json["windows"]["recent"].get<int>()};
-  out.query_moments_sha256 = json["query_moments_sha256"].get<std::string>();
   for (const Json& each : json["layers"]) {
     LayerStatistics& layer = out.layers.emplace_back();
     layer.layer_id = each["layer_id"].get<int>();
     layer.key_dim = each["key_dim"].get<int>(), layer.value_dim = each["value_dim"].get<int>();
     layer.first_data = each["first_data"].get<std::vector<std::size_t>>();
-    layer.sst_data = each["sst_data"].get<std::vector<std::size_t>>();
+    layer.centred = each.value("centred", true);
+    if (each.contains("damage")) layer.damage = ErrorDamage{each["damage"]["key"], each["damage"]["value"]};
   }
   if (json.contains("kv_heads")) {
     const Json& heads = json["kv_heads"];
@@ -63,6 +76,14 @@ Statistics statistics_from_json(const Json& json) {
     out.sample = RowSample{json["sample"]["tokens"].get<std::int64_t>(), json["sample"]["seed"].get<std::uint64_t>()};
   }
   out.expected_layers = json.value("expected_layers", std::vector<int>{});
+  out.recipe = json.value("recipe", Json::object());
+  if (json.contains("clip")) {
+    const Json& clip = json["clip"];
+    out.clip = SampleOptions{.sample_tokens = clip["sample_tokens"],
+                             .max_sequence_tokens = clip["max_sequence_tokens"],
+                             .query_rows = clip["query_rows"],
+                             .seed = clip["seed"]};
+  }
   return out;
 }
 
@@ -73,6 +94,13 @@ Tensor tensor_of(const MatrixStack& stack) {
 }
 Tensor tensor_of(const std::vector<double>& values) {
   return Tensor::from({static_cast<std::int64_t>(values.size())}, std::span<const double>(values));
+}
+
+/// Rows of each head, one after the other.
+Tensor tensor_of(const std::vector<std::vector<float>>& heads, std::int64_t dim) {
+  std::vector<float> rows;
+  for (const std::vector<float>& own : heads) rows.insert(rows.end(), own.begin(), own.end());
+  return Tensor::from({std::ssize(heads), std::ssize(heads.front()) / dim, dim}, std::span<const float>(rows));
 }
 
 void add_moments(const std::string& name, const MomentSums& moments, Tensors& tensors) {
@@ -90,12 +118,29 @@ void add_layer(const LayerStatistics& layer, Tensors& tensors) {
     tensors.emplace_back(prefix + "keys.sums", tensor_of(layer.first.keys->sums));
     tensors.emplace_back(prefix + "keys.total", tensor_of(std::vector<double>{layer.first.keys->tokens}));
   }
-  if (!layer.first.fisher) return;
-  const FisherSums& fisher = *layer.first.fisher;
-  tensors.emplace_back(prefix + "fisher.query", tensor_of(fisher.query));
-  tensors.emplace_back(prefix + "fisher.key", tensor_of(fisher.key));
-  tensors.emplace_back(prefix + "fisher.key_sum", tensor_of(fisher.key_sum));
-  tensors.emplace_back(prefix + "fisher.weight", tensor_of(fisher.weight));
+  if (const auto& fisher = layer.first.fisher) {
+    tensors.emplace_back(prefix + "fisher.query", tensor_of(fisher->query));
+    tensors.emplace_back(prefix + "fisher.key", tensor_of(fisher->key));
+    tensors.emplace_back(prefix + "fisher.key_sum", tensor_of(fisher->key_sum));
+    tensors.emplace_back(prefix + "fisher.weight", tensor_of(fisher->weight));
+    if (fisher->value.count > 0) tensors.emplace_back(prefix + "fisher.value", tensor_of(fisher->value));
+  }
+  if (layer.cost) {
+    tensors.emplace_back(prefix + "cost.key", tensor_of(layer.cost->key));
+    tensors.emplace_back(prefix + "cost.value", tensor_of(layer.cost->value));
+  }
+  if (!layer.key_rows.empty()) {
+    tensors.emplace_back(prefix + "key.rows", tensor_of(layer.key_rows, layer.key_dim));
+    tensors.emplace_back(prefix + "value.rows", tensor_of(layer.value_rows, layer.value_dim));
+  }
+  for (std::size_t i = 0; i < layer.sample.size(); ++i) {
+    const SampledSequence& each = layer.sample[i];
+    const std::string own = prefix + sample_of(i);
+    tensors.emplace_back(own + ".q", each.q), tensors.emplace_back(own + ".k", each.k);
+    tensors.emplace_back(own + ".v", each.v);
+    Tensor& positions = tensors.emplace_back(own + ".positions", Tensor(DType::kI64, {each.q.shape[0]})).second;
+    std::memcpy(positions.data.data(), each.query_positions.data(), positions.data.size());
+  }
 }
 
 /// KV heads, of which every sum must have as many.
@@ -106,10 +151,12 @@ int heads_of(const LayerStatistics& layer, const std::string& where) {
   if (layer.first.fisher) {
     counts.push_back(layer.first.fisher->query.count);
     counts.push_back(layer.first.fisher->key.count);
+    if (layer.first.fisher->value.count > 0) counts.push_back(layer.first.fisher->value.count);
   }
-  if (counts.empty()) throw DataError("no sums", where, "take the statistics again");
+  if (layer.cost) counts.push_back(layer.cost->key.count), counts.push_back(layer.cost->value.count);
+  if (counts.empty()) throw DataError("no sums", where, kTakeAgain);
   if (std::ranges::count(counts, counts.front()) == std::ssize(counts)) return counts.front();
-  throw DataError("sums of different numbers of heads", where, "take the statistics again");
+  throw DataError("sums of different numbers of heads", where, kTakeAgain);
 }
 
 }  // namespace
@@ -121,7 +168,7 @@ void write_statistics(const std::filesystem::path& path, const Statistics& stati
 }
 
 StatisticsFile::StatisticsFile(const std::filesystem::path& path) : path_(path.string()), file_(path) {
-  const auto again = [&](const char* what) { return DataError(what, path_, "take the statistics again"); };
+  const auto again = [&](const char* what) { return DataError(what, path_, kTakeAgain); };
   const auto& metadata = file_.metadata();
   if (!metadata.contains("schema") || metadata.at("schema") != kSchema || !metadata.contains("manifest")) {
     throw DataError("not a file of statistics", path_, "give files that oscar fit --save-stats wrote");
@@ -135,11 +182,16 @@ StatisticsFile::StatisticsFile(const std::filesystem::path& path) : path_(path.s
     if (layer.layer_id <= last) throw again("layers are not in ascending order");
     last = layer.layer_id;
     for (const char* const part : kParts) listed += has(prefix_of(layer.layer_id) + part) ? 1U : 0U;
-    for (const auto* places : {&layer.first_data, &layer.sst_data}) {
-      if (!std::ranges::is_sorted(*places, std::ranges::less_equal{})) {
-        throw again("the manifest names data twice or out of order");
+    for (std::size_t i = 0; has(prefix_of(layer.layer_id) + sample_of(i) + ".q"); ++i) {
+      for (const char* const part : kSampleParts) {
+        listed += has(prefix_of(layer.layer_id) + sample_of(i) + part) ? 1U : 0U;
       }
-      if (places->empty() || places->back() < manifest_.data.size()) continue;
+    }
+    const std::vector<std::size_t>& places = layer.first_data;
+    if (!std::ranges::is_sorted(places, std::ranges::less_equal{})) {
+      throw again("the manifest names data twice or out of order");
+    }
+    if (!places.empty() && places.back() >= manifest_.data.size()) {
       throw again("the manifest names data that it does not list");
     }
   }
@@ -158,12 +210,23 @@ LayerStatistics StatisticsFile::read(const LayerStatistics& layer) const {
     }
   }
   if (has(prefix + "sst.sums")) out.sst = moments(prefix + "sst", layer.value_dim);
-  if (has(prefix + "fisher.query")) out.first.fisher = fisher(prefix + "fisher", layer.key_dim);
+  if (has(prefix + "fisher.query")) out.first.fisher = fisher(prefix + "fisher", layer);
+  if (has(prefix + "cost.key")) {
+    out.cost = ErrorCost{stack(prefix + "cost.key", layer.key_dim), stack(prefix + "cost.value", layer.value_dim)};
+  }
   const int heads = heads_of(out, path_ + ", " + prefix.substr(0, prefix.size() - 1));
   if (has(prefix + "keys.sums")) {
     const auto size = static_cast<std::size_t>(heads) * static_cast<std::size_t>(layer.key_dim);
     out.first.keys = KeySums{vector(prefix + "keys.sums", size), vector(prefix + "keys.total", 1).front()};
   }
+  if (has(prefix + "key.rows")) {
+    out.key_rows = rows(prefix + "key.rows", heads, layer.key_dim);
+    out.value_rows = rows(prefix + "value.rows", heads, layer.value_dim);
+    if (size_of(layer).rows * layer.value_dim != std::ssize(out.value_rows.front())) {
+      refuse(prefix + "value.rows", "has another number of rows than key.rows");
+    }
+  }
+  out.sample = clip_sample(prefix, heads, layer);
   require_sums_of_rows(out, manifest_, path_);
   return out;
 }
@@ -173,7 +236,7 @@ std::vector<double> StatisticsFile::vector(const std::string& name, std::size_t 
   if (tensor.dtype != DType::kF64 || static_cast<std::size_t>(num_elements(tensor.shape)) != size) {
     throw DataError("\"" + name + "\" has shape " + shape_text(tensor.shape) + " of " +
                         std::string(name_of(tensor.dtype)) + ", not " + std::to_string(size) + " float64 values",
-                    path_, "take the statistics again");
+                    path_, kTakeAgain);
   }
   return file_.load(name).to_doubles();  // wherever the file is
 }
@@ -183,7 +246,7 @@ MatrixStack StatisticsFile::stack(const std::string& name, int dim) const {
   if (tensor.shape.size() != 3 || tensor.shape[1] != dim || tensor.shape[2] != dim || tensor.shape[0] < 1) {
     throw DataError("\"" + name + "\" has shape " + shape_text(tensor.shape) + ", not one of " + std::to_string(dim) +
                         " x " + std::to_string(dim) + " matrices",
-                    path_, "take the statistics again");
+                    path_, kTakeAgain);
   }
   MatrixStack out;
   out.count = static_cast<int>(tensor.shape[0]), out.dim = dim;
@@ -197,13 +260,85 @@ MomentSums StatisticsFile::moments(const std::string& name, int dim) const {
   return out;
 }
 
-FisherSums StatisticsFile::fisher(const std::string& name, int dim) const {
+FisherSums StatisticsFile::fisher(const std::string& name, const LayerStatistics& layer) const {
   FisherSums out;
-  out.query = stack(name + ".query", dim), out.key = stack(name + ".key", dim);
+  out.query = stack(name + ".query", layer.key_dim), out.key = stack(name + ".key", layer.key_dim);
+  if (has(name + ".value")) out.value = stack(name + ".value", layer.value_dim);
   const auto heads = static_cast<std::size_t>(out.key.count);
-  out.key_sum = vector(name + ".key_sum", heads * static_cast<std::size_t>(dim));
+  out.key_sum = vector(name + ".key_sum", heads * static_cast<std::size_t>(layer.key_dim));
   out.weight = vector(name + ".weight", heads);
   return out;
+}
+
+void StatisticsFile::refuse(const std::string& name, const std::string& what) const {
+  throw DataError("\"" + name + "\" " + what, path_, kTakeAgain);
+}
+
+std::vector<std::vector<float>> StatisticsFile::rows(const std::string& name, int heads, int dim) const {
+  const TensorRef& tensor = file_.at(name);
+  const std::vector<std::int64_t>& shape = tensor.shape;
+  if (tensor.dtype != DType::kF32 || shape.size() != 3 || shape[0] != heads || shape[1] < 1 || shape[2] != dim) {
+    refuse(name,
+           "has shape " + shape_text(shape) + " of " + std::string(name_of(tensor.dtype)) + ", which are no rows");
+  }
+  const Tensor all = file_.load(name);
+  const std::span<const float> values = all.values<float>();
+  if (!std::ranges::all_of(values, [](float x) { return std::isfinite(x); })) refuse(name, "is not finite");
+  std::vector<std::vector<float>> out;
+  const auto size = static_cast<std::size_t>(shape[1] * dim);
+  for (std::size_t first = 0; first < values.size(); first += size) {
+    const auto own = values.subspan(first, size);
+    out.emplace_back(own.begin(), own.end());
+  }
+  return out;
+}
+
+std::vector<SampledSequence> StatisticsFile::clip_sample(const std::string& prefix, int heads,
+                                                         const LayerStatistics& layer) const {
+  std::vector<SampledSequence> sample;
+  for (std::size_t i = 0; has(prefix + sample_of(i) + ".q"); ++i) {
+    const std::string own = prefix + sample_of(i);
+    const auto load = [&](const char* part, int dim) {
+      const TensorRef& tensor = file_.at(own + part);
+      const bool floats = tensor.dtype == DType::kF32 || tensor.dtype == DType::kBF16 || tensor.dtype == DType::kF16;
+      if (!floats || tensor.shape.size() != 3 || tensor.shape[0] < 1 || tensor.shape[1] < 1 || tensor.shape[2] != dim) {
+        refuse(own + part, "has shape " + shape_text(tensor.shape) + ", which are no rows of a sequence");
+      }
+      Tensor rows = file_.load(own + part);
+      const std::vector<double> values = rows.to_doubles();
+      if (!std::ranges::all_of(values, [](double x) { return std::isfinite(x); })) {
+        refuse(own + part, "is not finite");
+      }
+      return rows;
+    };
+    if (file_.at(own + ".positions").dtype != DType::kI64) refuse(own + ".positions", "are no positions");
+    SampledSequence& each = sample.emplace_back(load(".q", layer.key_dim), load(".k", layer.key_dim),
+                                                load(".v", layer.value_dim), file_.load(own + ".positions").to_int64());
+    const std::vector<std::int64_t>& positions = each.query_positions;
+    const std::int64_t tokens = each.k.shape[0];
+    const bool fits = each.k.shape[1] == heads && each.v.shape[1] == heads && each.v.shape[0] == tokens &&
+                      each.q.shape[1] % heads == 0 && each.q.shape[0] == std::ssize(positions) &&
+                      std::ranges::is_sorted(positions, std::ranges::less_equal{}) &&
+                      positions.front() >= std::int64_t{manifest_.windows.sink} + manifest_.windows.recent &&
+                      positions.back() < tokens;
+    if (!fits) refuse(own, "is no sample of a sequence: its rows, heads and positions do not fit together");
+  }
+  return sample;
+}
+
+StatisticsFile::Size StatisticsFile::size_of(const LayerStatistics& layer) const {
+  const std::string prefix = prefix_of(layer.layer_id);
+  Size size;
+  if (has(prefix + "key.rows") && file_.at(prefix + "key.rows").shape.size() == 3) {
+    size.rows = file_.at(prefix + "key.rows").shape[1];
+  }
+  for (const char* const name : {"vtv.total", "ktk.total", "keys.total"}) {
+    if (!has(prefix + name)) continue;
+    const std::vector<double> total = file_.load(prefix + name).to_doubles();
+    if (!total.empty()) size.tokens = total.front();
+    return size;
+  }
+  return size;
 }
 
 }  // namespace oscar

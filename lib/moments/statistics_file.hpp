@@ -22,13 +22,25 @@ class StatisticsFile {
   /// The layer with its sums; throws DataError if their shapes do not fit together, a checksum is another, or they
   /// cannot be sums over rows.
   [[nodiscard]] LayerStatistics read(const LayerStatistics& layer) const;
+  /// Of how many tokens the layer's sums are, as they say themselves, and of how many of them rows are kept; 0:
+  /// unknown, and none.
+  struct Size {
+    double tokens = 0;
+    std::int64_t rows = 0;
+  };
+  [[nodiscard]] Size size_of(const LayerStatistics& layer) const;
 
  private:
   [[nodiscard]] bool has(const std::string& name) const { return file_.tensors().contains(name); }
   [[nodiscard]] std::vector<double> vector(const std::string& name, std::size_t size) const;
   [[nodiscard]] MatrixStack stack(const std::string& name, int dim) const;
   [[nodiscard]] MomentSums moments(const std::string& name, int dim) const;
-  [[nodiscard]] FisherSums fisher(const std::string& name, int dim) const;
+  [[nodiscard]] FisherSums fisher(const std::string& name, const LayerStatistics& layer) const;
+  [[nodiscard]] std::vector<std::vector<float>> rows(const std::string& name, int heads, int dim) const;
+  [[nodiscard]] std::vector<SampledSequence> clip_sample(const std::string& prefix, int heads,
+                                                         const LayerStatistics& layer) const;
+  /// Throws DataError about a tensor.
+  [[noreturn]] void refuse(const std::string& name, const std::string& what) const;
 
   std::string path_;
   SafetensorsFile file_;

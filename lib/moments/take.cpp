@@ -36,66 +36,15 @@ void throw_if_not_finite(HeadsView x, const char* what, const QkvChunk& chunk) {
   }
 }
 
-/// The rows of one part on their way to its sums: whole calls, and blocks of calls.
-struct PartOfWalk {
-  BlockCut cut;
-  Chunks waiting = {};  // for the backend's next call
-};
-
-/// Returns the size of the rows that a part will be given.
-std::int64_t bytes_of(const TakesSequence& takes, LayerStream& layer) {
+/// Returns the size of all rows of a layer.
+std::int64_t bytes_of(LayerStream& layer) {
   std::int64_t bytes = 0;
-  std::size_t sequence = 0;
   QkvChunk chunk;
   layer.rewind();
   while (layer.skip(chunk)) {
-    for (const SequenceRange& range : chunk.sequences) {
-      if (!takes || takes(sequence)) bytes += range.size() * bytes_per_token(chunk.view);
-      ++sequence;
-    }
+    for (const SequenceRange& range : chunk.sequences) bytes += range.size() * bytes_per_token(chunk.view);
   }
   return bytes;
-}
-
-/// Those sequences of a chunk that a part takes, each a chunk of its own; the whole chunk if it takes all.
-/// first_sequence: the number of the chunk's first sequence in the layer.
-Chunks pieces_of(const QkvChunk& chunk, std::size_t first_sequence, const TakesSequence& takes) {
-  if (!takes) return {chunk};
-  Chunks pieces;
-  for (std::size_t i = 0; i < chunk.sequences.size(); ++i) {
-    if (!takes(first_sequence + i)) continue;
-    const SequenceRange range = chunk.sequences[i];
-    pieces.push_back({chunk.view.tokens(range), chunk.owner, {{0, range.size()}}, chunk.where});
-  }
-  return pieces;
-}
-
-/// Reads the layer from its start to its end, once, and gives each part of its sequences its rows. add: takes the rows
-/// of one call of the backend to the current block of a part; end_block: that block has all its rows.
-void walk(LayerStream& layer, std::span<const TakesSequence> parts, const WorkShape& shape,
-          const std::function<void(std::size_t part, const Chunks& chunks)>& add,
-          const std::function<void(std::size_t part)>& end_block) {
-  std::vector<PartOfWalk> walking;
-  for (const TakesSequence& takes : parts) walking.push_back({{shape, bytes_of(takes, layer)}});
-  const auto call = [&](std::size_t part, bool ends_block) {
-    throw_if_interrupted();
-    if (!walking[part].waiting.empty()) add(part, walking[part].waiting);
-    if (ends_block) end_block(part);
-    walking[part].waiting.clear();
-  };
-  layer.rewind();
-  std::size_t sequence = 0;
-  for (QkvChunk chunk; layer.next(chunk); chunk = {}) {
-    for (std::size_t part = 0; part < parts.size(); ++part) {
-      for (QkvChunk& piece : pieces_of(chunk, sequence, parts[part])) {
-        const BlockCut::End end = walking[part].cut.after(piece);
-        walking[part].waiting.push_back(std::move(piece));
-        if (end != BlockCut::End::kNothing) call(part, end == BlockCut::End::kBlock);
-      }
-    }
-    sequence += chunk.sequences.size();
-  }
-  for (std::size_t part = 0; part < parts.size(); ++part) call(part, true);
 }
 
 /// Throws DataError that names the value which spoilt a sum, or NumericalError if there is none.
@@ -182,34 +131,37 @@ bool is_finite(const AdditiveMoments& sums) {
          (!sums.keys || all_finite(sums.keys->sums));
 }
 
-/// Returns the sums of each part. zero: sums of nothing, by the shape of a chunk; add_call: the arithmetic of one call
-/// of the backend for a part.
+/// Reads the layer from its start to its end, once, and returns its sums. zero: sums of nothing, by the shape of a
+/// chunk; add_call: the arithmetic of one call of the backend.
 template <class Sums, class Zero, class Add>
-std::vector<Sums> take_blocks(LayerStream& layer, std::span<const TakesSequence> parts, const WorkShape& shape,
-                              const Zero& zero, const Add& add_call) {
-  struct Running {
-    std::optional<Sums> total, block;
+Sums take_blocks(LayerStream& layer, const WorkShape& shape, const Zero& zero, const Add& add_call) {
+  std::optional<Sums> total, block;
+  BlockCut cut(shape, bytes_of(layer));
+  Chunks waiting;  // for the backend's next call
+  const auto call = [&] {
+    throw_if_interrupted();
+    if (waiting.empty()) return;
+    if (!block) block = zero(waiting.front());
+    add_call(waiting, *block);
+    if (!is_finite(*block)) throw_not_finite(waiting);
+    waiting.clear();
   };
-  std::vector<Running> running(parts.size());
-  const auto add_to_block = [&](std::size_t part, const Chunks& chunks) {
-    std::optional<Sums>& block = running[part].block;
-    if (!block) block = zero(chunks.front());
-    add_call(part, chunks, *block);
-    if (!is_finite(*block)) throw_not_finite(chunks);
-  };
-  const auto end_block = [&](std::size_t part) {
-    auto& [total, block] = running[part];
+  const auto end_block = [&] {
     if (total && block) total->merge(*block);
     if (!total) total = std::move(block);
     block.reset();
   };
-  walk(layer, parts, shape, add_to_block, end_block);
-  std::vector<Sums> totals;
-  for (Running& each : running) {
-    if (!each.total) throw DataError("no tokens", "", "dump at least one sequence, or raise --max-tokens");
-    totals.push_back(std::move(*each.total));
+  layer.rewind();
+  for (QkvChunk chunk; layer.next(chunk); chunk = {}) {
+    const BlockCut::End end = cut.after(chunk);
+    waiting.push_back(std::move(chunk));
+    if (end != BlockCut::End::kNothing) call();
+    if (end == BlockCut::End::kBlock) end_block();
   }
-  return totals;
+  call();
+  end_block();
+  if (!total) throw DataError("no tokens", "", "dump at least one sequence, or raise --max-tokens");
+  return std::move(*total);
 }
 
 /// A model computes no layer of zeros: the rows were lost before they came here.
@@ -245,41 +197,28 @@ BlockCut::End BlockCut::after(const QkvChunk& chunk) {
   return End::kBlock;
 }
 
-std::vector<AdditiveMoments> take(LayerStream& layer, std::span<const TakesSequence> parts, const SumsWanted& wanted,
-                                  Backend& backend) {
-  if (wanted.moments.empty()) return std::vector<AdditiveMoments>(parts.size());
+AdditiveMoments take(LayerStream& layer, const SumsWanted& wanted, Backend& backend) {
+  if (wanted.moments.empty()) return {};
   const auto zero = [&](const QkvChunk& chunk) { return nothing_of(chunk, wanted); };
-  const auto add_call = [&](std::size_t, const Chunks& chunks, AdditiveMoments& sums) {
+  const auto add_call = [&](const Chunks& chunks, AdditiveMoments& sums) {
     add(chunks, wanted.windows, backend, sums);
   };
-  auto totals = take_blocks<AdditiveMoments>(layer, parts, backend.work_shape(), zero, add_call);
-  for (const AdditiveMoments& each : totals) require_values(each, layer);
-  return totals;
-}
-
-AdditiveMoments take(LayerStream& layer, const SumsWanted& wanted, Backend& backend) {
-  const TakesSequence all;
-  return std::move(take(layer, std::span(&all, 1), wanted, backend).front());
+  AdditiveMoments total = take_blocks<AdditiveMoments>(layer, backend.work_shape(), zero, add_call);
+  require_values(total, layer);
+  return total;
 }
 
 MomentSums take(LayerStream& layer, Moment moment, Backend& backend) {
   return std::move(take(layer, SumsWanted{.moments = {moment}, .windows = {}}, backend).sums.at(moment));
 }
 
-std::vector<MomentSums> take_sst(LayerStream& layer, std::span<const ScoreWeighting> parts, Backend& backend) {
-  std::vector<TakesSequence> takes;
-  for (const ScoreWeighting& part : parts) takes.push_back(part.takes);
-  const auto zero = [](const QkvChunk& chunk) { return nothing_of(chunk, &QkvView::v); };
-  const auto add_call = [&](std::size_t part, const Chunks& chunks, MomentSums& moments) {
-    backend.accumulate_weighted_grams(views_of(chunks, &QkvView::k), *parts[part].query_covariance,
-                                      views_of(chunks, &QkvView::v), moments.sums, moments.total);
-  };
-  return take_blocks<MomentSums>(layer, takes, backend.work_shape(), zero, add_call);
-}
-
 MomentSums take_sst(LayerStream& layer, const MatrixStack& query_covariance, Backend& backend) {
-  const ScoreWeighting whole{&query_covariance};
-  return std::move(take_sst(layer, std::span(&whole, 1), backend).front());
+  const auto zero = [](const QkvChunk& chunk) { return nothing_of(chunk, &QkvView::v); };
+  const auto add_call = [&](const Chunks& chunks, MomentSums& moments) {
+    backend.accumulate_weighted_grams(views_of(chunks, &QkvView::k), query_covariance, views_of(chunks, &QkvView::v),
+                                      moments.sums, moments.total);
+  };
+  return take_blocks<MomentSums>(layer, backend.work_shape(), zero, add_call);
 }
 
 }  // namespace oscar

@@ -6,19 +6,13 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <set>
-#include <span>
-#include <vector>
 
 #include "dump/source.hpp"
 #include "kernels/backend.hpp"
 #include "moments/sums.hpp"
 
 namespace oscar {
-
-/// Whether a sequence of a layer, counted from 0, is of a part of the data. An empty function means that all are.
-using TakesSequence = std::function<bool(std::size_t sequence)>;
 
 /// Which sums a walk takes, for T tokens, d channels and g query heads a KV head:
 ///   kQqt     (sum over tokens and the g query heads of q^T q) / (T g)
@@ -36,20 +30,8 @@ struct SumsWanted {
 [[nodiscard]] AdditiveMoments take(LayerStream& layer, const SumsWanted& wanted, Backend& backend);
 /// Returns one moment of kQqt, kKtk, kVtv.
 [[nodiscard]] MomentSums take(LayerStream& layer, Moment moment, Backend& backend);
-/// Returns the sums over each part of a layer's sequences, from the same walk.
-[[nodiscard]] std::vector<AdditiveMoments> take(LayerStream& layer, std::span<const TakesSequence> parts,
-                                                const SumsWanted& wanted, Backend& backend);
-
-/// Part of a layer's sequences, with the query moments by which its values are weighted.
-struct ScoreWeighting {
-  const MatrixStack* query_covariance = nullptr;  // (Hkv, d, d)
-  TakesSequence takes = {};
-};
-/// Returns the published "sst" of each part, from one walk: sum_t w_t v_t^T v_t / sum_t w_t with w_t = k_t C_h k_t^T,
-/// C the finished query moments.
-[[nodiscard]] std::vector<MomentSums> take_sst(LayerStream& layer, std::span<const ScoreWeighting> parts,
-                                               Backend& backend);
-/// Returns that of the whole layer.
+/// Returns the published "sst" of a layer: sum_t w_t v_t^T v_t and sum_t w_t, with w_t = k_t C_h k_t^T and C the
+/// finished query moments, (Hkv, d, d).
 [[nodiscard]] MomentSums take_sst(LayerStream& layer, const MatrixStack& query_covariance, Backend& backend);
 
 // How sums are made: block by block. A block is some whole chunks, each starts at zero, and blocks are added in order.

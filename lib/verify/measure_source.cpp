@@ -26,7 +26,7 @@ void take_attention(const MeasurePlan& plan, Backend& backend, int id, const Qkv
                     LayerMeasurements& found) {
   for (auto& sums : found.sequences) sums.emplace_back();
   if (sequence.q.num_tokens == 0) return;
-  const auto of_methods = measure_attention(sequence, *plan.methods, id, stride, plan.precision, backend);
+  const auto of_methods = measure_attention(sequence, plan.methods, id, stride, plan.precision, backend);
   for (std::size_t m = 0; m < of_methods.size(); ++m) {
     found.methods[m].add(of_methods[m]);
     found.sequences[m].back() = of_methods[m].all;
@@ -37,19 +37,17 @@ void take_attention(const MeasurePlan& plan, Backend& backend, int id, const Qkv
 
 LayerMeasurements measure_layer(const MeasurePlan& plan, Backend& backend, int id, LayerStream& stream) {
   LayerMeasurements found;
-  found.methods.resize(plan.methods->size());
-  found.sequences.resize(plan.methods->size());
+  found.methods.resize(plan.methods.size());
+  found.sequences.resize(plan.methods.size());
   const std::vector<std::int64_t> lengths = sequence_lengths(stream);
   found.tokens = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
   const std::int64_t stride = query_stride(found.tokens, plan.max_queries);
-  if (!plan.methods->empty()) {
+  if (!plan.methods.empty()) {
     found.keys = keys_of_attention(lengths, stride, plan.windows);
     require_quantised(found.keys, "attention", "layer " + std::to_string(id), plan.windows);
   }
-  if (plan.subject != nullptr) {
-    found.moments = plan.subject->take(id, stream, plan.same_tokens, found.tokens, backend);
-  }
-  if (plan.methods->empty()) return found;
+  found.moments = plan.take_moments(id, stream, found.tokens);
+  if (plan.methods.empty()) return found;
   QkvChunk chunk;
   stream.rewind();
   while (stream.next(chunk)) {
@@ -97,7 +95,7 @@ Measurements measure_source(QkvSource& source, const MeasurePlan& plan, Backend&
                    status.progress("attention metrics, layer", ++done, total);
                  });
   Measurements found;
-  found.methods.resize(plan.methods->size());
+  found.methods.resize(plan.methods.size());
   for (std::size_t i = 0; i < ids.size(); ++i) add_layer(std::move(layers[i]), ids[i], found);
   return found;
 }

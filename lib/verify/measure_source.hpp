@@ -3,6 +3,7 @@
 // moments for the decomposition check, and the attention metrics of every method.
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "measure/attention/attention_metrics.hpp"
@@ -27,17 +28,19 @@ struct Measurements {
   KeysRead keys;                         // of all layers
 };
 
+/// What a layer of so many tokens tells of the set under test. Leaves the stream anywhere.
+using TakeMoments = std::function<DataMoments(int layer_id, LayerStream& stream, std::int64_t tokens)>;
+
 struct MeasurePlan {
-  const Subject* subject = nullptr;                // null: no moments are taken
-  const std::vector<KvMethod>* methods = nullptr;  // empty: only moments
-  std::vector<int> layers;                         // empty: all of the source
+  const std::vector<KvMethod>& methods;  // empty: only moments
+  TakeMoments take_moments;
+  std::vector<int> layers;  // empty: all of the source
   std::int64_t max_queries = 0;
   Precision precision = Precision::kServing;
-  bool same_tokens = false;
   Windows windows;  // of the set under test
 };
 
-/// Throws DataError for layers of which next to nothing is quantised (quantised.hpp).
+/// Throws DataError for layers of which next to nothing is quantised (measure/keys_read.hpp).
 [[nodiscard]] Measurements measure_source(QkvSource& source, const MeasurePlan& plan, Backend& backend, Status& status);
 
 }  // namespace oscar::verify

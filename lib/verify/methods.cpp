@@ -20,19 +20,19 @@ std::vector<std::string> method_names() {
   return names;
 }
 
-std::vector<KvMethod> methods_beside(KvMethod set, const VerifyOptions& options, const ModelIdentity& model,
-                                     int group_size) {
+std::vector<KvMethod> methods_beside(std::vector<KvMethod> parts, const VerifyOptions& options,
+                                     const ModelIdentity& model, int group_size) {
   std::vector<LayerShape> shapes;
-  for (const auto& [id, layer] : set.layers) {
+  for (const auto& [id, layer] : parts.front().layers) {
     shapes.push_back({id, layer.head_dim, std::max(layer.num_kv_heads, model.num_key_value_heads), layer.value_dim});
   }
   const auto rope = model.rope_theta > 0 ? std::optional(Rope{model.rope_theta, 0}) : std::nullopt;
   std::vector<KvMethod> methods;
   for (const std::string& name : names_of(options.compare)) {
-    const Windows windows = options.own_windows ? peer_named(name).windows : set.windows;
+    const Windows windows = options.own_windows ? peer_named(name).windows : parts.front().windows;
     methods.push_back(make_baseline(name, shapes, windows, group_size, rope));
   }
-  methods.push_back(std::move(set));
+  std::ranges::move(parts, std::back_inserter(methods));
   return methods;
 }
 

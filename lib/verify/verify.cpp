@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
+#include <set>
 
 #include "base/errors.hpp"
 #include "base/text.hpp"
@@ -12,7 +14,6 @@
 #include "verify/methods.hpp"
 #include "verify/structure/checks.hpp"
 #include "verify/structure/data_covariance.hpp"
-#include "verify/structure/subject.hpp"
 #include "verify/verdict/measured_text.hpp"
 #include "verify/verdict/verdict.hpp"
 
@@ -40,20 +41,24 @@ bool failed(const std::vector<Check>& checks, const char* name) {
 }
 
 /// The best that is known about the model: its own config, then the data's manifest, then the set's.
-Expectation expectation(const Subject& subject, const VerifyInputs& inputs) {
+Expectation expectation(const SetUnderTest& set, const VerifyInputs& inputs) {
   Expectation expected;
   expected.from_outside = inputs.runner != nullptr || inputs.source != nullptr || inputs.statistics.has_value();
   if (inputs.runner != nullptr) {
     expected.model = inputs.runner->config().identity;
     expected.origin = "the model's config.json";
+    const std::vector<BlockSpec>& blocks = inputs.runner->config().blocks;
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      expected.dims[static_cast<int>(i)] = {blocks[i].mixer.head_dim, blocks[i].mixer.value_dim};
+    }
   } else if (inputs.source != nullptr && inputs.source->model().num_layers > 0) {
     expected.model = inputs.source->model();
     expected.origin = "the data's manifest";
   } else if (inputs.statistics) {
     expected.model = inputs.statistics->model;
     expected.origin = "the statistics' manifest";
-  } else if (subject.ours) {
-    expected.model = subject.model();
+  } else if (!set.manifest.is_null()) {
+    expected.model = set.model;
     expected.model.config_sha256.clear();  // a set cannot vouch for itself
     expected.model.revision.clear();
     expected.origin = "the set's manifest";
@@ -76,9 +81,8 @@ void require_same_model(const VerifyInputs& inputs, const Expectation& expected)
 /// Whether the set says that it is of another model than what it is held against: by config.json, or by the number or
 /// size of heads or layers. Of a set that does not say, the checks of its shapes tell. False where nothing but the set
 /// itself is known.
-bool is_of_other_model(const Subject& subject, const Expectation& expected, const std::vector<Check>& checks) {
+bool is_of_other_model(const ModelIdentity& own, const Expectation& expected, const std::vector<Check>& checks) {
   if (!expected.from_outside) return false;
-  const ModelIdentity& own = subject.model();
   if (failed(checks, "model_identity") || other_shape(own, expected.model)) return true;
   return own.config_sha256.empty() && (failed(checks, "shape") || failed(checks, "layer_coverage"));
 }
@@ -94,6 +98,18 @@ void warn_of_missing_rope(VerifyReport& report, const std::vector<KvMethod>& met
   report.warnings.push_back("nothing tells the model's rope_theta: " + names +
                             " quantise keys before RoPE, but are measured after it (--model tells)");
 }
+
+/// One part, and what its structure and data tell of it.
+struct PartFindings {
+  const Subject& subject;
+  std::vector<Check> checks;
+};
+
+/// What stands side by side: parts that can be measured, and their methods behind those of others.
+struct Measured {
+  std::vector<PartFindings*> parts;
+  std::vector<KvMethod> methods;
+};
 
 void add_attention(VerifyReport& report, const Measurements& found) {
   for (std::size_t m = 0; m < found.methods.size(); ++m) {
@@ -111,9 +127,10 @@ void add_attention(VerifyReport& report, const Measurements& found) {
 
 /// Attention metrics and moments, from the dump if there is one, else from the model on its texts. Returns what is
 /// behind the model's last layer if that will be asked for; null if it was not computed.
-std::unique_ptr<FinalStates> measure_layers(VerifyReport& report, const Subject& subject,
-                                            const std::vector<KvMethod>& methods, const VerifyInputs& inputs,
+std::unique_ptr<FinalStates> measure_layers(VerifyReport& report, const CalibrationData& fitted,
+                                            const Measured& measured, const VerifyInputs& inputs,
                                             const VerifyOptions& options, Backend& backend, Status& status) {
+  const std::vector<KvMethod>& methods = measured.methods;
   const bool live = inputs.source == nullptr && inputs.runner != nullptr && !inputs.model_data.texts.empty();
   if (inputs.source == nullptr && !live) return nullptr;
   const bool to_the_end = live && !methods.empty() && runs_texts_together(*inputs.runner, inputs.model_data, methods);
@@ -124,12 +141,17 @@ std::unique_ptr<FinalStates> measure_layers(VerifyReport& report, const Subject&
   }
   QkvSource& source = live ? *live_source : *inputs.source;
   const CalibrationData data = source.calibration();
-  const CalibrationData& fitted = subject.calibration();
   const bool same = !data.data_sha256.empty() && data.data_sha256 == fitted.data_sha256;
-  const MeasurePlan plan{&subject,          &methods, inputs.layers, options.max_queries,
-                         options.precision, same,     report.windows};
+  const auto take_moments = [&](int layer, LayerStream& stream, std::int64_t tokens) {
+    DataMoments moments;
+    for (const PartFindings* part : measured.parts) {
+      part->subject.take(layer, stream, same, tokens, backend, moments);
+    }
+    return moments;
+  };
+  const MeasurePlan plan{methods, take_moments, inputs.layers, options.max_queries, options.precision, report.windows};
   const Measurements found = measure_source(source, plan, backend, status);
-  subject.check_on(found.moments, report.checks);
+  for (PartFindings* part : measured.parts) part->subject.check_on(found.moments, part->checks);
   add_attention(report, found);
   if (const std::size_t all = methods.empty() ? 0 : methods.back().layers.size(); found.layers.size() < all) {
     report.warnings.push_back("attention is measured in " + std::to_string(found.layers.size()) + " of " +
@@ -147,7 +169,7 @@ std::unique_ptr<FinalStates> measure_layers(VerifyReport& report, const Subject&
 }
 
 /// exact: what measure_layers() returns.
-void measure_model_metrics(VerifyReport& report, const Subject& subject, const std::vector<KvMethod>& methods,
+void measure_model_metrics(VerifyReport& report, const CalibrationData& fitted, const std::vector<KvMethod>& methods,
                            const VerifyInputs& inputs, const VerifyOptions& options, Backend& backend, Status& status,
                            const FinalStates* exact) {
   const ModelData& data = inputs.model_data;
@@ -170,8 +192,7 @@ void measure_model_metrics(VerifyReport& report, const Subject& subject, const s
   }
   if (data.texts.empty()) return;
   report.data["model"].update(to_json(keys_of_texts(data, report.windows)));
-  judge_held_out(report, "model", sequences_fitted_on(subject.calibration(), data.texts), texts.sequences,
-                 options.require_held_out);
+  judge_held_out(report, "model", sequences_fitted_on(fitted, data.texts), texts.sequences, options.require_held_out);
 }
 
 /// What sinks and soft caps of the model change: nothing that a dump holds tells of them.
@@ -180,44 +201,124 @@ void warn_of_score_rules(VerifyReport& report, const std::vector<KvMethod>& meth
   const auto rule_differs = [&](int layer) { return !runner.score_rule(layer).ignores_shifts(); };
   if (std::none_of(layers.begin(), layers.end(), rule_differs)) return;
   report.warnings.push_back("attention metrics leave out the model's sinks and soft caps; its own figures know them");
-  const auto& own = methods.back().layers;
   const auto centred = [](const auto& layer) {
     return layer.second.key.transform != nullptr && !layer.second.key.transform->mean.empty();
   };
-  if (std::none_of(own.begin(), own.end(), centred)) return;
+  if (std::ranges::none_of(methods, [&](const KvMethod& m) { return std::ranges::any_of(m.layers, centred); })) return;
   report.warnings.push_back("keys are centred, which shifts all scores of a query: sinks and soft caps feel that");
 }
 
-/// Measures the set, beside other methods where both its sides are there.
-void measure(VerifyReport& report, const Subject& subject, ModelIdentity model, const VerifyInputs& inputs,
-             const VerifyOptions& options, Backend& backend, Status& status) {
-  std::vector<KvMethod> methods;
-  if (auto own = subject.method(report.windows)) {
+/// Measures the parts side by side, and beside other methods; of one that is there with one side only, its moments.
+void measure(VerifyReport& report, const SetUnderTest& set, std::vector<PartFindings>& parts, ModelIdentity model,
+             const VerifyInputs& inputs, const VerifyOptions& options, Backend& backend, Status& status) {
+  Measured measured;
+  std::vector<KvMethod> own;
+  int group_size = 0;
+  for (PartFindings& part : parts) {
+    if (!measurable(part.checks)) continue;
+    measured.parts.push_back(&part);
+    auto method = part.subject.method(report.windows);
+    if (!method) continue;
+    method->name = part.subject.name;
+    own.push_back(std::move(*method));
+    group_size = std::max(group_size, part.subject.group_size());
+    report.warnings.insert(report.warnings.end(), part.subject.caveats.begin(), part.subject.caveats.end());
+  }
+  if (measured.parts.empty()) return;
+  if (!own.empty()) {
     require_quantised_texts(inputs.model_data, report.windows);
-    const ModelIdentity& fitted = subject.model();
-    if (model.num_key_value_heads == 0) model.num_key_value_heads = fitted.num_key_value_heads;
-    if (model.rope_theta == 0) model.rope_theta = fitted.rope_theta;
-    methods = methods_beside(std::move(*own), options, model, subject.group_size());
-    list_methods(report, methods);
-    warn_of_missing_rope(report, methods);
-    report.warnings.insert(report.warnings.end(), subject.caveats.begin(), subject.caveats.end());
+    if (model.num_key_value_heads == 0) model.num_key_value_heads = set.model.num_key_value_heads;
+    if (model.rope_theta == 0) model.rope_theta = set.model.rope_theta;
+    measured.methods = methods_beside(std::move(own), options, model, group_size);
+    list_methods(report, measured.methods);
+    warn_of_missing_rope(report, measured.methods);
   }
   if (inputs.statistics) {
-    subject.check_on(subject.take(*inputs.statistics, report.checks), report.checks);
+    DataMoments found;
+    for (PartFindings* part : measured.parts) part->subject.take(*inputs.statistics, found, part->checks);
+    for (PartFindings* part : measured.parts) part->subject.check_on(found, part->checks);
     report.data["statistics"] = description_of(*inputs.statistics);
   }
-  if (inputs.runner != nullptr && !methods.empty()) warn_of_score_rules(report, methods, *inputs.runner);
-  const auto exact = measure_layers(report, subject, methods, inputs, options, backend, status);
-  measure_model_metrics(report, subject, methods, inputs, options, backend, status, exact.get());
+  if (inputs.runner != nullptr && !measured.methods.empty()) {
+    warn_of_score_rules(report, measured.methods, *inputs.runner);
+  }
+  const auto exact = measure_layers(report, set.calibration, measured, inputs, options, backend, status);
+  measure_model_metrics(report, set.calibration, measured.methods, inputs, options, backend, status, exact.get());
 }
 
-/// Null if files hold not what was fitted, or contradict each other: there is nothing further to find out.
-std::unique_ptr<Subject> sound_subject(const std::filesystem::path& path, VerifyReport& report) {
-  check_file_hashes(path, report.checks);
-  if (!structure_ok(report)) return nullptr;
-  std::unique_ptr<Subject> subject = open_subject(path);
-  subject->check_files(report.checks);
-  return structure_ok(report) ? std::move(subject) : nullptr;
+/// Who reads which part, and nothing further: the files hold not what was fitted.
+SetUnderTest as_the_manifest_says(const std::filesystem::path& folder) {
+  SetUnderTest set;
+  set.manifest = read_json(folder / "manifest.json");
+  for (const auto& [reader, part] : set.manifest["readers"].items()) set.readers[reader] = part;
+  return set;
+}
+
+/// Leaves only what these readers read. Throws UsageError for one that has no part.
+void keep_parts_of(const std::vector<std::string>& readers, SetUnderTest& set) {
+  std::set<std::string> kept;
+  for (const std::string& name : readers) {
+    const auto part = set.readers.find(name);
+    if (part == set.readers.end()) {
+      std::string have;
+      for (const auto& [reader, unused] : set.readers) have += (have.empty() ? "" : ", ") + reader;
+      throw UsageError("the set has no part for " + name, "--for",
+                       have.empty() ? "leave the option out" : "it has parts for " + have);
+    }
+    kept.insert(part->second);
+  }
+  std::erase_if(set.parts, [&](const auto& part) { return !kept.contains(part->name); });
+  std::erase_if(set.readers, [&](const auto& reader) { return !kept.contains(reader.second); });
+}
+
+/// Says what is looked at.
+void describe(const SetUnderTest& set, VerifyReport& report) {
+  report.readers = set.readers;
+  report.recorded_before = set.verification.is_object();
+  report.set["format"] = set.manifest.is_null() ? "foreign" : kSetSchema;
+  report.set["windows"] = {{"sink", set.windows.sink}, {"recent", set.windows.recent}};
+  if (!set.manifest.is_null()) {
+    report.set["model"] = to_json(set.model);
+    report.set["calibration"] = to_json(set.calibration);
+    report.set["calibration"].erase("blocks");
+  }
+  for (const auto& part : set.parts) part->describe(report.parts.emplace_back(PartReport{.name = part->name}), report);
+}
+
+/// What the files say differently.
+void check_contradictions(const SetUnderTest& set, std::vector<Check>& checks) {
+  if (set.manifest.is_null()) return;
+  std::string message;
+  for (const std::string& clause : set.contradictions) message += (message.empty() ? "" : "; ") + clause;
+  checks.push_back({.name = "derived_files",
+                    .value = static_cast<double>(set.contradictions.size()),
+                    .limit = 0,
+                    .ok = set.contradictions.empty(),
+                    .message = message});
+}
+
+/// The set by itself, against what is known of its model, and on data.
+void examine(VerifyReport& report, const SetUnderTest& set, const VerifyInputs& inputs, const VerifyOptions& options,
+             Backend& backend, Status& status) {
+  report.windows = {options.sink.value_or(set.windows.sink), options.recent.value_or(set.windows.recent)};
+  const Expectation expected = expectation(set, inputs);
+  require_same_model(inputs, expected);
+  check_provenance(set, expected, report.checks);
+  std::vector<PartFindings> parts;
+  for (const auto& subject : set.parts) {
+    PartFindings& part = parts.emplace_back(PartFindings{*subject, {}});
+    check_shared(*subject, expected, part.checks);
+    subject->check_own(part.checks);
+  }
+  measure(report, set, parts, expected.model, inputs, options, backend, status);
+  for (PartFindings& part : parts) {
+    for (Check& check : part.checks) check.part = part.subject.name;
+    std::ranges::move(part.checks, std::back_inserter(report.checks));
+  }
+  report.other_model = is_of_other_model(set.model, expected, report.checks);
+  if (options.require_held_out && !report.data.contains("attention") && !report.data.contains("model")) {
+    report.reasons.push_back("nothing was measured on held-out text: give --model or --dump (--require-held-out)");
+  }
 }
 
 }  // namespace
@@ -225,30 +326,24 @@ std::unique_ptr<Subject> sound_subject(const std::filesystem::path& path, Verify
 
 namespace oscar {
 
-VerifyReport verify_rotations(const std::filesystem::path& rotations, const VerifyInputs& inputs,
-                              const VerifyOptions& options, Backend& backend, Status& status) {
+VerifyReport verify_set(const std::filesystem::path& path, const VerifyInputs& inputs, const VerifyOptions& options,
+                        Backend& backend, Status& status) {
+  for (const std::string& reader : options.readers) (void)reader_from_name(reader, "--for");
   VerifyReport report;
   report.precision = options.precision;
-  report.rotation_set = {{"path", rotations.string()}};
-  const auto subject = verify::sound_subject(rotations, report);
-  if (subject == nullptr) {
-    verify::judge(report, {}, {});
-    return report;
-  }
-  subject->describe(report);
-  report.windows = {options.sink.value_or(subject->windows().sink), options.recent.value_or(subject->windows().recent)};
-  const verify::Expectation expected = verify::expectation(*subject, inputs);
-  verify::require_same_model(inputs, expected);
-  subject->check(expected, report.checks);
-  report.other_model = verify::is_of_other_model(*subject, expected, report.checks);
-  if (subject->measurable(report.checks)) {
-    verify::measure(report, *subject, expected.model, inputs, options, backend, status);
-  }
-  if (options.require_held_out && !report.data.contains("attention") && !report.data.contains("model")) {
-    report.reasons.push_back("nothing was measured on held-out text: give --model or --dump (--require-held-out)");
-  }
-  report.bits_per_code = subject->bits();
-  verify::judge(report, options.thresholds, options.default_limits ? subject->default_limits() : VerifyThresholds{});
+  report.set = {{"path", path.string()}};
+  report.chosen_readers = !options.readers.empty();
+  verify::check_file_hashes(path, report.checks);
+  verify::SetUnderTest set = structure_ok(report) ? verify::open_set(path) : verify::as_the_manifest_says(path);
+  const std::size_t all = set.readers.size();
+  if (report.chosen_readers) verify::keep_parts_of(options.readers, set);
+  report.left_out = set.readers.size() < all;
+  report.recordable = !set.manifest.is_null();
+  verify::describe(set, report);
+  verify::check_contradictions(set, report.checks);
+  // Where files hold not what was fitted, or contradict each other, there is nothing further to find out.
+  if (structure_ok(report)) verify::examine(report, set, inputs, options, backend, status);
+  verify::judge(report, options.thresholds, options.default_limits);
   return report;
 }
 

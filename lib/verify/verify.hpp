@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
-// The judge: structure checks, attention metrics, model metrics, and a verdict with reasons. Shares no code with fit,
-// spectral or transform. A failed structure check or a figure above its limit (given, or the default for the set's
-// bits) rejects a set; figures within limits accept it, and without any it is not measured; everything else that a
-// reader should know is a warning, for example being worse than a plain Hadamard rotation.
+// The judge: structure checks, attention metrics, model metrics, and a verdict with reasons for each reader. Shares no
+// code with fit and method. All parts of a set are judged in one run, side by side. A failed structure check or a
+// figure above its limit (given, or the default for the part's bits) rejects a part, and the readers that take it;
+// figures within limits accept it, and without any it is not measured; everything else that people should know is a
+// warning, for example being worse than a plain Hadamard rotation.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +15,9 @@
 #include "base/status.hpp"
 #include "dump/source.hpp"
 #include "kernels/backend.hpp"
+#include "measure/predictions/model_metrics.hpp"
 #include "model/run/runner.hpp"
 #include "moments/statistics.hpp"
-#include "measure/predictions/model_metrics.hpp"
 #include "verify/report/report.hpp"
 
 namespace oscar {
@@ -24,13 +25,15 @@ namespace oscar {
 struct VerifyOptions {
   /// Names of methods (peers/baselines.hpp), or "all", or "none".
   std::vector<std::string> compare{"bf16", "naive", "hadamard_clip", "int4", "fp8"};
+  /// Only the parts of these readers (set/set.hpp) are looked at; empty: all parts.
+  std::vector<std::string> readers;
   /// Windows of the set, and of all methods; those not given come from the set.
   std::optional<int> sink, recent;
   /// Other methods get the windows that their authors use.
   bool own_windows = false;
   Precision precision = Precision::kServing;
   VerifyThresholds thresholds;
-  /// Thresholds that are not given are those of the set's number of bits (verdict.hpp), for what was measured.
+  /// Thresholds that are not given are those of the part's number of bits (verdict.hpp), for what was measured.
   bool default_limits = true;
   /// Queries per layer that attention metrics look at, evenly spread; 0 = all.
   std::int64_t max_queries = 2048;
@@ -50,9 +53,10 @@ struct VerifyInputs {
   std::vector<int> layers;
 };
 
-/// Throws UsageError for a threshold without the data that it needs or an unknown method, DataError for unreadable
-/// input, for data of another model than the runner's, and for text of which next to nothing is quantised.
-[[nodiscard]] VerifyReport verify_rotations(const std::filesystem::path& rotations, const VerifyInputs& inputs,
-                                            const VerifyOptions& options, Backend& backend, Status& status);
+/// path: a set's folder, a folder of bare .pt files, or one .pt file. Throws UsageError for a threshold without the
+/// data that it needs, an unknown method, or a reader that the set has no part for; DataError for unreadable input, for
+/// data of another model than the runner's, and for text of which next to nothing is quantised.
+[[nodiscard]] VerifyReport verify_set(const std::filesystem::path& path, const VerifyInputs& inputs,
+                                      const VerifyOptions& options, Backend& backend, Status& status);
 
 }  // namespace oscar

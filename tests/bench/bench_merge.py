@@ -38,8 +38,8 @@ def header_of(options, part):
     manifest = {"schema": "oscar.statistics.v1", "oscar_version": "0.1.0",
                 "model": {"id": "bench", "num_attention_heads": 12 * heads, "num_key_value_heads": heads, "head_dim": dim},
                 "data": [{"data_sha256": f"{part:064x}", "tokens": 30000, "sequences": 15}],
-                "windows": {"sink": 64, "recent": 256}, "query_moments_sha256": "",
-                "layers": [{"layer_id": i, "key_dim": dim, "value_dim": dim, "first_data": [0], "sst_data": []}
+                "windows": {"sink": 64, "recent": 256},
+                "layers": [{"layer_id": i, "key_dim": dim, "value_dim": dim, "first_data": [0]}
                            for i in range(options.layers)]}
     header = {"__metadata__": {"schema": "oscar.statistics.v1", "manifest": json.dumps(manifest)}}
     place = 0

@@ -24,7 +24,7 @@ void register_inspect(CLI::App& app, Context& context) {
   auto path = std::make_shared<std::filesystem::path>();
   command
       ->add_option("PATH", *path,
-                   "A dump, rotation set, model folder or zoo, or a .pt, .h5, .safetensors, .npy, .gguf or .json file")
+                   "A dump, set, model folder or zoo, or a .pt, .h5, .safetensors, .npy, .gguf or .json file")
       ->required();
   add_json_option(*command, context);
   command->callback([path, &context] { run(*path, context); });

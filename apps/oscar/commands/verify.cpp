@@ -27,7 +27,7 @@ namespace {
 
 struct VerifyCommand {
   std::vector<std::filesystem::path> stats;
-  std::filesystem::path rotations, dump, report;
+  std::filesystem::path set, dump, report;
   AnswerFiles needles{"--needle"}, quotes{"--quote"};
   ModelInput input;
   std::string precision = "serving", windows = "common";
@@ -58,14 +58,14 @@ ModelData read_model_data(const VerifyCommand& c, const ModelConfig& config, Sta
 
 /// Structure checks alone do not replace figures that were measured before, unless they failed.
 bool worth_recording(const VerifyCommand& c, const VerifyReport& report) {
-  if (!c.record || !report.rotation_set.value("format", "").starts_with("oscar.rotation_set.")) return false;
-  return report.verdict != Verdict::kNotMeasured || !report.rotation_set.value("verified_before", false);
+  return c.record && report.recordable && (report.verdict != Verdict::kNotMeasured || !report.recorded_before);
 }
 
 /// Empty if the summary may go into the manifest.
 std::string why_unrecorded(const VerifyCommand& c, const VerifyReport& report) {
   if (report.other_model) return "the set is of another model than what it was held against";
-  const std::string pinned = why_pinned(c.rotations);
+  if (report.left_out) return "--for left out parts of the set";
+  const std::string pinned = why_pinned(c.set);
   return pinned.empty() ? pinned : pinned + ": verify a copy, and publish that";
 }
 
@@ -76,8 +76,8 @@ void record(const VerifyCommand& c, const VerifyReport& report, Status& status) 
     return;
   }
   try {
-    record_verification(c.rotations, verification_summary(report));
-    status.notice("the summary is recorded in " + (c.rotations / "manifest.json").string());
+    record_verification(c.set, verification_summary(report));
+    status.notice("the summary is recorded in " + (c.set / "manifest.json").string());
   } catch (const Error& error) {
     status.warning(std::string("the summary is not recorded: ") + error.what() + " (" + error.where() + ")");
   }
@@ -114,7 +114,7 @@ void run(VerifyCommand& c, Context& context) {
   }
   inputs.source = source.get();
   inputs.runner = runner.get();
-  const VerifyReport report = verify_rotations(c.rotations, inputs, c.options, *backend, *context.status);
+  const VerifyReport report = verify_set(c.set, inputs, c.options, *backend, *context.status);
   const Json document = to_json(report);
   validate_json(document, "oscar.verify_report.v1", "the report");
   if (!context.common.json_to_stdout) {
@@ -131,12 +131,10 @@ void run(VerifyCommand& c, Context& context) {
 }
 
 void add_inputs(CLI::App& command, VerifyCommand& c) {
-  command
-      .add_option("ROTATIONS", c.rotations,
-                  "A rotation set, a folder with k_rotation*.pt and v_rotation*.pt, or one .pt file")
+  command.add_option("SET", c.set, "A set, a folder with k_rotation*.pt and v_rotation*.pt, or one .pt file")
       ->required();
   command.add_option("--dump", c.dump, "Measure attention on this dump")->type_name("DIR")->group("Input");
-  command.add_option("--stats", c.stats, "Hold rotations against sums that fit --save-stats, or a server, saved")
+  command.add_option("--stats", c.stats, "Hold the set against sums that fit --save-stats, or a server, saved")
       ->type_name("FILE")
       ->group("Input");
   add_model_input_options(command, c.input);
@@ -184,6 +182,13 @@ void add_outcome(CLI::App& command, VerifyCommand& c) {
   const auto add_limit = [&](const char* group, const char* name, std::optional<double>& limit, const char* help) {
     command.add_option(name, limit, help)->check(kNonNegative)->group(group);
   };
+  command
+      .add_option("--for", c.options.readers,
+                  "Look only at what these read, and reject if any of it is rejected: vllm, transformers, sglang, "
+                  "sglang-v1, llamacpp [all that the set is for]")
+      ->delimiter(',')
+      ->type_name("LIST")
+      ->group(verdict);
   add_limit(verdict, "--max-output-error", limits.max_output_error,
             "Reject above this relative error of attention outputs");
   add_limit(verdict, "--max-kld", limits.max_kld, "Reject above this mean KL of the model's predictions");
@@ -196,7 +201,7 @@ void add_outcome(CLI::App& command, VerifyCommand& c) {
       ->group(verdict);
   command
       .add_flag("--default-limits,!--no-default-limits", c.options.default_limits,
-                "Hold what was measured to the default limits for the set's bits where none is given [on]")
+                "Hold what was measured to the default limits for each part's bits where none is given [on]")
       ->group(more);
   writes(command.add_option("--report", c.report, "Write tables and plots to this HTML file, which needs no network"))
       ->type_name("FILE.html")
@@ -208,7 +213,7 @@ void add_outcome(CLI::App& command, VerifyCommand& c) {
 
 void register_verify(CLI::App& app, Context& context) {
   CLI::App* command =
-      app.add_subcommand("verify", "Check a rotation set and measure what it does, beside other methods");
+      app.add_subcommand("verify", "Check a set and measure what it does, beside other methods, for each server");
   command->footer(
       "Methods:\n" + wrapped(method_names(), 108) +
       "\n\nExamples:\n"

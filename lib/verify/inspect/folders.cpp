@@ -9,17 +9,14 @@
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/sha256.hpp"
-#include "set/coded_part.hpp"
 #include "dump/dump_index.hpp"
 #include "dump/folder_source.hpp"
 #include "dump/rank_source.hpp"
 #include "model/config/config.hpp"
 #include "set/convert.hpp"
-#include "set/one_truth.hpp"
 #include "set/verdict.hpp"
 #include "tensor/safetensors.hpp"
 #include "verify/inspect/inspect.hpp"
-#include "verify/structure/checks.hpp"
 
 namespace oscar {
 namespace {
@@ -136,67 +133,65 @@ Inspection inspect_sides(const fs::path& folder) {
   return found;
 }
 
-/// Every file that the manifest lists, by size and hash, and the .pt files as rotation files.
-Inspection inspect_rotation_set(const fs::path& folder, const Json& manifest) {
-  Inspection found{"rotation set", Json::object(), {}};
-  if (!entries(folder, "k_rotation", ".pt").empty()) {
-    found = inspect_sides(folder);
-    found.kind = "rotation set";
-  }
-  const std::optional<Verdict> verdict = recorded_verdict(manifest);
-  Json facts = {{"model", manifest["model"]["id"]},
-                {"recipe", manifest["recipe"]["name"]},
-                {"key_objective", manifest["objectives"]["key"]},
-                {"value_objective", manifest["objectives"]["value"]},
-                {"calibration_tokens", manifest["calibration"]["tokens"]},
-                {"num_layers", manifest["layers"].size()},
-                {"windows", manifest["windows"]},
-                {"codec", manifest["codec"]["name"]},
-                {"written_by", "oscar " + manifest["oscar_version"].get<std::string>()},
-                {"verdict", verdict ? name_of(*verdict) : "not verified"}};
-  if (verdict) facts["verdict_by"] = "its maker's oscar verify";
-  facts.update(found.facts);
-  found.facts = std::move(facts);
-  std::vector<Check> checks;
-  verify::check_file_hashes(folder, checks);
-  for (const Check& check : checks) {
-    if (check.ok == false) found.problems.push_back(check.message);
-  }
-  if (!found.problems.empty()) return found;
-  try {
-    found.problems = disagreements(folder, read_rotation_set(folder, ListedFiles::kChecked));
-  } catch (const DataError& error) {
-    found.problems.emplace_back(error.what());
-  }
-  return found;
-}
-
 /// "###### 3.19": a mark for each quarter of a bit.
 std::string bar(double bits) {
   return std::string(static_cast<std::size_t>(std::lround(4 * bits)), '#') + fmt::format(" {:.2f}", bits);
 }
 
-Inspection inspect_coded_set(const fs::path& folder, const Json& manifest) {
-  validate_json(manifest, kCodedSchema, (folder / "manifest.json").string());
-  Inspection found{"set of the coded cache", {}, {}};
-  Json plan = Json::object();
-  for (const Json& layer : manifest["layers"]) {
-    plan[fmt::format("layer {}", layer["layer_id"].get<int>())] =
+Json facts_of_coded(const Json& part) {
+  Json facts{{"bits", {{"a_value", part["codec"]["bits_taken"]}, {"shared_by", part["codec"]["scope"]}}}};
+  for (const Json& layer : part["layers"]) {
+    facts[fmt::format("layer {}", layer["layer_id"].get<int>())] =
         fmt::format("keys {:<26} values {}", bar(layer["key"]["bits"]), bar(layer["value"]["bits"]));
   }
-  const auto verdict = recorded_verdict(manifest);
+  return facts;
+}
+
+Json facts_of_rotations(const Json& part) {
+  return {{"recipe", part["recipe"]["name"]},
+          {"objectives", part["objectives"]},
+          {"num_layers", part["layers"].size()},
+          {"codec", part["codec"]["name"]},
+          {"group_size", part["codec"]["group_size"]}};
+}
+
+/// By reader: its part, and what its maker's verify said of it.
+Json facts_of_readers(const Json& manifest) {
+  Json facts = Json::object();
+  const Json verification = manifest.value("verification", Json());
+  const Json recorded = verification.is_object() ? verification.value("readers", Json::object()) : Json::object();
+  for (const auto& [reader, part] : manifest["readers"].items()) {
+    facts[reader] = {{"part", part}};
+    if (recorded.contains(reader)) facts[reader]["verdict"] = recorded[reader]["verdict"];
+  }
+  return facts;
+}
+
+/// Every file that the manifest lists, by size and hash, and the parts by the checks that verify holds them to.
+Inspection inspect_set(const fs::path& folder, const Json& manifest) {
+  const std::optional<Verdict> verdict = recorded_verdict(manifest);
+  Inspection found{"set", {}, {}};
   found.facts = {{"model", manifest["model"]["id"]},
                  {"calibration_tokens", manifest["calibration"]["tokens"]},
-                 {"recipe", "coded"},
-                 {"target", manifest["recipe"]["target"]},
-                 {"bits", manifest["codec"]["bits_taken"]},
-                 {"scope", manifest["codec"]["scope"]},
                  {"windows", manifest["windows"]},
                  {"written_by", "oscar " + manifest["oscar_version"].get<std::string>()},
                  {"verdict", verdict ? name_of(*verdict) : "not verified"}};
-  found.facts.update(plan);
+  if (verdict) found.facts["verdict_by"] = "its maker's oscar verify";
+  found.facts["readers"] = facts_of_readers(manifest);
+  for (const auto& [name, part] : manifest["parts"].items()) {
+    found.facts["parts"][name] = part.contains("objectives") ? facts_of_rotations(part) : facts_of_coded(part);
+  }
+  std::vector<Check> checks;
+  verify::check_file_hashes(folder, checks);
+  found.problems = problems_of(checks);
+  if (!found.problems.empty()) return found;
   try {
-    (void)read_coded_set(folder);
+    const verify::SetUnderTest set = verify::open_set(folder);
+    found.problems = set.contradictions;
+    for (const auto& part : set.parts) {
+      const auto problems = problems_of(structure_of(*part, {.model = set.model, .origin = "the manifest"}));
+      for (const std::string& problem : problems) found.problems.push_back(part->name + ": " + problem);
+    }
   } catch (const DataError& error) {
     found.problems.emplace_back(error.what());
   }
@@ -204,7 +199,7 @@ Inspection inspect_coded_set(const fs::path& folder, const Json& manifest) {
 }
 
 Inspection inspect_latent_rotations(const fs::path& folder) {
-  const RotationPart set = read_any_set(folder);
+  const RotationPart set = read_any_set(folder).rotations.at(kRotationsName);
   Inspection found{"rotation files of an MLA model (.pt)", {}, {}};
   Json layers = Json::array();
   for (const LayerRotation& layer : set.layers) layers.push_back(layer.layer_id);
@@ -246,9 +241,8 @@ Inspection inspect_folder(const fs::path& folder) {
     const Json manifest = read_json(folder / "manifest.json");
     const Json schema = manifest.is_object() ? manifest.value("schema", Json()) : Json();
     if (schema == "oscar.dump.v1") return inspect_dump(folder);
-    if (schema == kCodedSchema) return inspect_coded_set(folder, manifest);
-    validate_json(manifest, "oscar.rotation_set.v1", (folder / "manifest.json").string());
-    return inspect_rotation_set(folder, manifest);
+    validate_json(manifest, kSetSchema, (folder / "manifest.json").string());
+    return inspect_set(folder, manifest);
   }
   if (fs::exists(folder / "index.json")) return inspect_zoo(folder);
   if (fs::exists(folder / "config.json")) return inspect_model(folder);
@@ -261,7 +255,7 @@ Inspection inspect_folder(const fs::path& folder) {
     return inspect_sides(folder);
   }
   throw DataError("the folder holds nothing that oscar knows", folder.string(),
-                  "give a dump, a rotation set, a model folder or a zoo");
+                  "give a dump, a set, a model folder or a zoo");
 }
 
 }  // namespace oscar

@@ -26,7 +26,7 @@ namespace oscar {
 namespace {
 
 constexpr const char* kKnown =
-    "give a dump, a rotation set, a model folder, a zoo, or a .pt, .h5, .safetensors, .npy, .gguf or .json file";
+    "give a dump, a set, a model folder, a zoo, or a .pt, .h5, .safetensors, .npy, .gguf or .json file";
 
 Json facts_of(const Tensor& tensor) {
   return {{"dtype", name_of(tensor.dtype)}, {"shape", tensor.shape}, {"elements", tensor.size()}};
@@ -45,10 +45,10 @@ Inspection inspect_tensor(const std::string& kind, const Tensor& tensor) {
 
 /// Of all spectra: the smallest and the largest value, and how many directions the mean spectrum fills (exp of its
 /// entropy). Null if there are none.
-Json facts_of_eigenvalues(const SubjectSide& side) {
+Json facts_of_eigenvalues(const RotationFile& file) {
   double low = INFINITY, high = -INFINITY, ranks = 0;
   std::int64_t spectra = 0;
-  for (const auto& [layer, transform] : side.layers) {
+  for (const auto& [layer, transform] : file.layers) {
     const auto dim = static_cast<std::size_t>(transform.rotation.dim);
     for (std::size_t begin = 0; begin < transform.eigenvalues.size(); begin += dim, ++spectra) {
       const auto spectrum = std::span(transform.eigenvalues).subspan(begin, dim);
@@ -65,27 +65,10 @@ Json facts_of_eigenvalues(const SubjectSide& side) {
 /// A rotation file of format v1, v2 or v3, by the checks that verify holds it to.
 Inspection inspect_rotations(const std::filesystem::path& path) {
   RotationFile file = read_rotation_pt(path);
-  RotationSubject subject;
-  subject.sides = {{"", file.objective, std::move(file.layers)}};
-  const SubjectSide& side = subject.sides.front();
-  std::vector<Check> checks;
-  verify::check_finite(subject, checks);
-  verify::check_orthogonality(subject, checks);
-  verify::check_spectrum(subject, checks);
-  Inspection found{"rotation file (.pt)", {}, {}};
-  double exact = 0, served = 0;
-  for (const Check& check : checks) {
-    if (check.ok == false && check.name != "spectrum_rank") {
-      found.problems.push_back("layer " + std::to_string(*check.layer) + ": " + check.message);
-    }
-    if (check.name == "orthogonality" || check.name == "inverse_pair") exact = std::max(exact, *check.value);
-    if (check.name == "orthogonality_bf16" || check.name == "inverse_pair_bf16")
-      served = std::max(served, *check.value);
-  }
-  Json layers = Json::array();
+  Json facts, layers = Json::array();
   std::set<int> head_dims, heads;
   std::int64_t query_rotations = 0, means = 0;
-  for (const auto& [layer, transform] : side.layers) {
+  for (const auto& [layer, transform] : file.layers) {
     layers.push_back(layer);
     head_dims.insert(transform.rotation.dim), heads.insert(transform.rotation.count);
     query_rotations += transform.read_rotation.count > 0 ? 1 : 0;
@@ -94,7 +77,6 @@ Inspection inspect_rotations(const std::filesystem::path& path) {
   const auto one_or_all = [](const std::set<int>& values) {
     return values.size() == 1 ? Json(*values.begin()) : Json(values);
   };
-  Json& facts = found.facts;
   facts["format_version"] = file.version;
   const std::string composition = verify::composition_name(file.objective);
   facts["objective"] = file.objective.substr(0, file.objective.size() - composition.size());
@@ -102,15 +84,21 @@ Inspection inspect_rotations(const std::filesystem::path& path) {
     facts["objective"].get_ref<std::string&>().pop_back();  // the underscore
     facts["composition"] = composition;
   }
-  facts["num_layers"] = side.layers.size();
+  facts["num_layers"] = file.layers.size();
   facts["layers"] = layers;
   facts["head_dim"] = one_or_all(head_dims);
   facts["matrices_per_layer"] = one_or_all(heads);
-  facts["largest_deviation_from_orthogonal"] = {{"float32", exact}, {"bfloat16", served}};
-  if (Json eigenvalues = facts_of_eigenvalues(side); !eigenvalues.is_null()) facts["eigenvalues"] = eigenvalues;
+  Json& deviation = facts["largest_deviation_from_orthogonal"] = {{"float32", 0.0}, {"bfloat16", 0.0}};
+  if (Json eigenvalues = facts_of_eigenvalues(file); !eigenvalues.is_null()) facts["eigenvalues"] = eigenvalues;
   if (query_rotations > 0) facts["layers_with_read_rotation"] = query_rotations;
   if (means > 0) facts["layers_with_key_mean"] = means;
-  return found;
+  std::vector<Check> checks = structure_of(*verify::make_subject(path, std::move(file)), {});
+  for (const Check& check : checks) {
+    if (!check.name.starts_with("orthogonality") && !check.name.starts_with("inverse_pair")) continue;
+    Json& largest = deviation[check.name.ends_with("_bf16") ? "bfloat16" : "float32"];
+    largest = std::max(largest.get<double>(), *check.value);
+  }
+  return {"rotation file (.pt)", facts, problems_of(checks)};
 }
 
 Inspection inspect_statistics(const std::filesystem::path& path) {
@@ -267,6 +255,23 @@ void append_facts(const Json& facts, const std::string& indent, std::string& tex
 }
 
 }  // namespace
+
+std::vector<Check> structure_of(const verify::Subject& subject, const verify::Expectation& expected) {
+  std::vector<Check> checks;
+  verify::check_shared(subject, expected, checks);
+  subject.check_own(checks);
+  return checks;
+}
+
+std::vector<std::string> problems_of(const std::vector<Check>& checks) {
+  std::vector<std::string> problems;
+  for (const Check& check : checks) {
+    // Few tokens make a poor set, and not a damaged one.
+    if (check.ok != false || check.name == "spectrum_rank") continue;
+    problems.push_back((check.layer ? "layer " + std::to_string(*check.layer) + ": " : "") + check.message);
+  }
+  return problems;
+}
 
 Inspection inspect_pt(const std::filesystem::path& path) {
   const PtValue archive = read_pt(path);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/json.hpp"
+#include "verify/structure/checks.hpp"
 
 namespace oscar {
 
@@ -34,7 +35,12 @@ struct Inspection {
 
 /// A .pt archive: a rotation file of format v1, v2 or v3, a bare tensor, or something else.
 [[nodiscard]] Inspection inspect_pt(const std::filesystem::path& path);
-/// A dump, a rotation set, bare rotation files (of both sides, or MLA's), a model or a zoo.
+/// A dump, a set, bare rotation files (of both sides, or MLA's), a model or a zoo.
 [[nodiscard]] Inspection inspect_folder(const std::filesystem::path& folder);
+
+/// The structure checks of verify that need nothing but the part and what its set says of the model.
+[[nodiscard]] std::vector<Check> structure_of(const verify::Subject& subject, const verify::Expectation& expected);
+/// What failed, in words.
+[[nodiscard]] std::vector<std::string> problems_of(const std::vector<Check>& checks);
 
 }  // namespace oscar

@@ -31,11 +31,12 @@ Json page_data(const VerifyReport& report, const ReportOrigin& origin) {
   Json json = to_json(report);
   json["spectra"] = Json::array();
   for (const Spectra& each : report.spectra) {
-    json["spectra"].push_back({{"layer", each.layer}, {"target", each.target}, {"values", each.values}});
+    json["spectra"].push_back(
+        {{"part", each.part}, {"layer", each.layer}, {"target", each.target}, {"values", each.values}});
   }
   json["clips"] = Json::array();
   for (const LayerClips& each : report.clips) {
-    json["clips"].push_back({{"layer", each.layer}, {"key", each.key}, {"value", each.value}});
+    json["clips"].push_back({{"part", each.part}, {"layer", each.layer}, {"key", each.key}, {"value", each.value}});
   }
   json["plan"] = Json::array();
   for (const HeadPlan& each : report.plan) {

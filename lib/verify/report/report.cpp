@@ -8,8 +8,8 @@
 #include <cstdlib>
 
 #include "base/version.hpp"
-#include "set/coded_part.hpp"
 #include "set/manifest.hpp"
+#include "set/set.hpp"
 
 namespace oscar {
 namespace {
@@ -21,7 +21,8 @@ Json number(const std::optional<double>& value) { return value ? number(*value) 
 Json to_json(Windows windows) { return {{"sink", windows.sink}, {"recent", windows.recent}}; }
 
 Json to_json(const Check& check) {
-  return {{"name", check.name},
+  return {{"part", check.part.empty() ? Json(nullptr) : Json(check.part)},
+          {"name", check.name},
           {"layer", check.layer ? Json(*check.layer) : Json(nullptr)},
           {"target", check.target.empty() ? Json(nullptr) : Json(check.target)},
           {"value", number(check.value)},
@@ -32,7 +33,8 @@ Json to_json(const Check& check) {
 }
 
 Json to_json(const Limit& limit) {
-  Json json{{"figure", limit.figure},
+  Json json{{"part", limit.part},
+            {"figure", limit.figure},
             {"value", number(limit.value)},
             {"limit", number(limit.limit)},
             {"origin", limit.given ? "given" : "default"}};
@@ -147,6 +149,26 @@ Json to_json(const MethodReport& method) {
           {"model", method.model ? to_json(*method.model) : Json(nullptr)}};
 }
 
+/// By name.
+Json parts_of(const VerifyReport& report) {
+  Json parts = Json::object();
+  for (const PartReport& part : report.parts) {
+    parts[part.name] = part.facts;
+    parts[part.name].update({{"bits", number(part.bits)}, {"verdict", name_of(part.verdict)}});
+  }
+  return parts;
+}
+
+/// By reader: the verdict of the part that it reads.
+Json verdicts_of(const VerifyReport& report) {
+  Json readers = Json::object();
+  for (const auto& [reader, name] : report.readers) {
+    const PartReport& part = *std::ranges::find(report.parts, name, &PartReport::name);
+    readers[reader] = {{"part", name}, {"verdict", name_of(part.verdict)}, {"reasons", part.reasons}};
+  }
+  return readers;
+}
+
 }  // namespace
 
 bool structure_ok(const VerifyReport& report) {
@@ -154,34 +176,32 @@ bool structure_ok(const VerifyReport& report) {
 }
 
 Json to_json(const VerifyReport& report) {
+  Json set = report.set;
+  set["parts"] = parts_of(report);
   Json methods = Json::array();
   for (const MethodReport& method : report.methods) methods.push_back(to_json(method));
   return {{"schema", "oscar.verify_report.v1"},
           {"oscar_version", kVersion},
-          {"rotation_set", report.rotation_set},
+          {"set", std::move(set)},
           {"other_model", report.other_model},
           {"data", report.data},
           {"windows", to_json(report.windows)},
           {"precision", report.precision == Precision::kServing ? "serving" : "fp32"},
           {"structure", {{"ok", structure_ok(report)}, {"checks", list_of(report.checks)}}},
-          {"methods", methods},
-          {"bits_per_code", number(report.bits_per_code)},
+          {"methods", std::move(methods)},
           {"limits", list_of(report.limits)},
           {"verdict", name_of(report.verdict)},
+          {"readers", verdicts_of(report)},
           {"reasons", report.reasons},
           {"warnings", report.warnings}};
 }
 
 Json verification_summary(const VerifyReport& report) {
-  Json summary = {{"schema", "oscar.verify_report.v1"},
-                  {"oscar_version", kVersion},
-                  {"verdict", name_of(report.verdict)},
-                  {"reasons", report.reasons},
-                  {"warnings", report.warnings},
-                  {"limits", list_of(report.limits)},
-                  {"data", report.data},
-                  {"windows", to_json(report.windows)},
-                  {"methods", Json::object()}};
+  Json summary = {{"schema", "oscar.verify_report.v1"}, {"oscar_version", kVersion},
+                  {"verdict", name_of(report.verdict)}, {"readers", verdicts_of(report)},
+                  {"reasons", report.reasons},          {"warnings", report.warnings},
+                  {"limits", list_of(report.limits)},   {"data", report.data},
+                  {"windows", to_json(report.windows)}, {"methods", Json::object()}};
   for (const MethodReport& method : report.methods) {
     Json entry = to_json(method);
     entry.erase("layers");
@@ -193,11 +213,10 @@ Json verification_summary(const VerifyReport& report) {
 void record_verification(const std::filesystem::path& folder, const Json& summary) {
   const std::filesystem::path path = folder / "manifest.json";
   Json manifest = read_json(path);
-  const char* const schema = is_coded_set(folder) ? kCodedSchema : "oscar.rotation_set.v1";
-  validate_json(manifest, schema, path.string());
+  validate_json(manifest, kSetSchema, path.string());
   check_listed_files(folder, manifest);
   manifest["verification"] = summary;
-  validate_json(manifest, schema, path.string());
+  validate_json(manifest, kSetSchema, path.string());
   write_json(path, manifest);
 }
 

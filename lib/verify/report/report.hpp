@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "base/json.hpp"
+#include "kernels/types.hpp"
 #include "measure/figures.hpp"
 #include "measure/kv_method.hpp"
-#include "kernels/types.hpp"
 #include "set/verdict.hpp"
 
 namespace oscar {
@@ -26,17 +26,19 @@ struct Check {
   std::optional<double> limit;  // and what it is held against
   std::optional<bool> ok;       // none: it cannot be decided from what was given ("unknown")
   std::string message;          // in words; for "unknown", what would decide it
+  std::string part = {};        // of the set; empty: the whole set
 };
 
-/// A figure of the set that its verdict depends on.
+/// A figure of a part that its verdict depends on.
 struct Limit {
+  std::string part;
   std::string figure;  // "kld_mean"; "ppl_increase" is ppl_ratio - 1
   double value = 0, limit = 0;
-  bool given = false;       // by the user; else the default for the set's bits
+  bool given = false;       // by the user; else the default for the part's bits
   std::string measured_on;  // the models that a default limit comes from; empty if the limit is given
 };
 
-/// A set whose figures are above these is rejected.
+/// A part whose figures are above these is rejected.
 struct VerifyThresholds {
   std::optional<double> max_output_error;  // output_rel_error, pooled
   std::optional<double> max_softmax_kl;    // softmax_kl, pooled
@@ -65,6 +67,7 @@ struct MethodReport {
 
 /// The eigenvalues of one layer and side over the largest, descending, mean over heads.
 struct Spectra {
+  std::string part;
   int layer = 0;
   std::string target;
   std::vector<double> values;
@@ -72,11 +75,12 @@ struct Spectra {
 
 /// The clip ratios of one layer: of all KV heads, or of each.
 struct LayerClips {
+  std::string part;
   int layer = 0;
   std::vector<double> key, value;
 };
 
-/// How many channels of one KV head of a coded set are stored in 0, 1, … 8 bits.
+/// How many channels of one KV head of the coded cache are stored in 0, 1, … 8 bits.
 struct HeadPlan {
   int layer = 0;
   std::string target;
@@ -84,14 +88,28 @@ struct HeadPlan {
   std::vector<int> channels;
 };
 
+struct PartReport {
+  std::string name;
+  Json facts = Json::object();      // recipe, objectives, layers …
+  double bits = 0;                  // of a code: 2 of INT2; of the coded cache all bits of a value
+  VerifyThresholds default_limits;  // for these bits
+  Verdict verdict = Verdict::kNotMeasured;
+  std::vector<std::string> reasons;  // why it was rejected: its own, and those of the whole set
+};
+
 struct VerifyReport {
-  Json rotation_set = Json::object();  // path, model, objectives, recipe, calibration
-  Json data = Json::object();          // what was measured on
+  Json set = Json::object();   // path, model, calibration
+  Json data = Json::object();  // what was measured on
   Windows windows;
   Precision precision = Precision::kServing;
+  std::vector<PartReport> parts;               // those that were looked at
+  std::map<std::string, std::string> readers;  // and who reads which of them
+  bool chosen_readers = false;                 // only their parts were looked at, and all of them must be fit to serve
+  bool left_out = false;                       // some parts were not looked at
+  bool recordable = false;                     // a manifest of ours can keep the summary
+  bool recorded_before = false;                // and keeps one
   std::vector<Check> checks;
-  std::vector<MethodReport> methods;
-  double bits_per_code = 0;  // 2 of INT2; of a coded set all bits of a value
+  std::vector<MethodReport> methods;  // a part's has its name
   std::vector<Limit> limits;
   std::vector<Spectra> spectra;   // for people to look at; the set itself has them
   std::vector<LayerClips> clips;  // the same
@@ -99,14 +117,14 @@ struct VerifyReport {
   Verdict verdict = Verdict::kNotMeasured;
   /// It was held against a model, or data of a model, that is not its own: that says nothing about the set.
   bool other_model = false;
-  std::vector<std::string> reasons;   // why it was rejected
+  std::vector<std::string> reasons;   // why it, or a part, was rejected
   std::vector<std::string> warnings;  // what a reader should know before trusting or using it
 };
 
 /// False if a check failed; unknown checks do not count.
 [[nodiscard]] bool structure_ok(const VerifyReport& report);
 [[nodiscard]] Json to_json(const VerifyReport& report);
-/// What the manifest of the set keeps: verdict, data, and this set's pooled figures.
+/// What the manifest of the set keeps: verdicts, data, and pooled figures.
 [[nodiscard]] Json verification_summary(const VerifyReport& report);
 
 /// Writes it into the manifest of one of our sets, whose other files and their hashes stay as they are. Replaces
@@ -118,7 +136,7 @@ void record_verification(const std::filesystem::path& folder, const Json& summar
 
 /// A header row and one row per method; columns that nothing was measured for are left out. For format_table().
 [[nodiscard]] std::vector<std::vector<std::string>> table_of(const VerifyReport& report);
-/// "structure: 40 ok, 3 unknown, 0 failed", warnings, verdict and reasons.
+/// "structure: 40 ok, 3 unknown, 0 failed", warnings, reasons and verdicts.
 [[nodiscard]] std::string summary_of(const VerifyReport& report);
 
 }  // namespace oscar

@@ -96,9 +96,16 @@ std::string quantised_text(const Json& data) {
   return text.empty() ? text : text + "\n";
 }
 
-std::string verdict_text(const VerifyReport& report) {
-  if (report.verdict != Verdict::kNotMeasured) return name_of(report.verdict);
-  return "not measured (no figure of the set was held to a limit: give --model with --text or --tokens, or --dump)";
+std::string in_words(Verdict verdict) { return verdict == Verdict::kNotMeasured ? "not measured" : name_of(verdict); }
+
+/// A line for each reader.
+std::string readers_text(const VerifyReport& report) {
+  std::string text;
+  for (const auto& [reader, name] : report.readers) {
+    const PartReport& part = *std::ranges::find(report.parts, name, &PartReport::name);
+    text += fmt::format("{} reads {}: {}\n", reader, name, in_words(part.verdict));
+  }
+  return text;
 }
 
 }  // namespace
@@ -117,7 +124,11 @@ std::string summary_of(const VerifyReport& report) {
   text += fmt::format("structure: {} ok, {} unknown, {} failed\n", ok, unknown, failed);
   for (const std::string& warning : report.warnings) text += "warning: " + warning + "\n";
   for (const std::string& reason : report.reasons) text += "reason: " + reason + "\n";
-  return text + "verdict: " + verdict_text(report) + "\n";
+  text += readers_text(report) + "verdict: " + in_words(report.verdict);
+  if (report.verdict == Verdict::kNotMeasured) {
+    text += " (no figure of the set was held to a limit: give --model with --text or --tokens, or --dump)";
+  }
+  return text + "\n";
 }
 
 }  // namespace oscar

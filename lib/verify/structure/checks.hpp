@@ -5,10 +5,10 @@
 
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
-#include "model/config/identity.hpp"
 #include "verify/structure/subject.hpp"
 
 namespace oscar::verify {
@@ -32,16 +32,18 @@ inline constexpr int kMinCalibrationTokensPerDim = 2;
 inline constexpr double kStretchLimit = 1e-3;
 /// |U^T Sigma U - Lambda| / |Lambda| with moments of the same tokens, which may have been stored in another precision.
 inline constexpr double kSameTokensLimit = 0.02;
-/// How many octaves, as a root mean square, stored coordinates may vary otherwise than a coded set says. Measured on
+/// How many octaves, as a root mean square, stored coordinates may vary otherwise than a coded part says. Measured on
 /// held-out text of the sample model: 0.08 to 0.36 for the right matrices (0.08 to 0.19 on a model of 15M parameters),
 /// 0.3 to 6 for those of another layer or side.
 inline constexpr double kScaleLimit = 1;
-/// The deviation from which on another matrix of the set that is nearer by this factor tells that they were exchanged.
+/// The deviation from which on another matrix of the part that is nearer by this factor tells that they were exchanged.
 inline constexpr double kScaleDoubt = 0.5, kClearlyBetter = 1.5;
 /// max |R - constant| for rotations that are made without data.
 inline constexpr double kConstantLimit = 1e-6;
 /// Eigenvalues may be below zero by this fraction of the largest, and count as zero below it.
 inline constexpr double kEigenvalueTolerance = 1e-7;
+
+// What all parts are held to (shared_checks.cpp).
 
 /// What the set should cover; fields that are not known are empty or zero.
 struct Expectation {
@@ -49,40 +51,63 @@ struct Expectation {
   std::string origin;            // "config.json of --model", "the manifest", …; empty: nothing is known
   std::vector<int> data_layers;  // layers of the data that is measured on
   bool from_outside = false;     // a model or data is at hand, not the set alone
-};
 
-/// The loop that most checks are: every layer of every side, in parallel, results in order.
-using SideCheck = std::function<void(const SubjectSide& side, int layer_id, const SideTransform& transform,
-                                     std::vector<Check>& checks)>;
-void for_each_side(const RotationSubject& subject, std::vector<Check>& checks, const SideCheck& check);
+  struct HeadDims {
+    int key = 0, value = 0;
+  };
+  /// Of the model's layers, where they are known; else those of `model` hold for all.
+  std::map<int, HeadDims> dims = {};
+};
 
 /// Sizes and SHA-256 of the files that a folder's manifest lists. Runs before the set is read, on the folder itself.
 void check_file_hashes(const std::filesystem::path& path, std::vector<Check>& checks);
-void check_finite(const RotationSubject& subject, std::vector<Check>& checks);
-void check_orthogonality(const RotationSubject& subject, std::vector<Check>& checks);
-/// The read side undoes the write side, as stored and after the cast to bfloat16.
-void check_inverse_pair(const Transform& t, int layer, const std::string& target, std::vector<Check>& checks);
-/// Layers and shapes against the model and the data, keys against values, objectives against sides, clip ratios.
-void check_coverage(const RotationSubject& subject, const Expectation& expected, std::vector<Check>& checks);
 /// The set was fitted for the model that it is measured on, and on enough tokens.
-void check_provenance(const RotationSubject& subject, const Expectation& expected, std::vector<Check>& checks);
+void check_provenance(const SetUnderTest& set, const Expectation& expected, std::vector<Check>& checks);
+/// Layers and shapes against the model and the data; finite numbers; the read side undoes the write side, as stored and
+/// after the cast to bfloat16.
+void check_shared(const Subject& subject, const Expectation& expected, std::vector<Check>& checks);
+/// Whether arithmetic makes sense, and the part fits the data, after check_shared().
+[[nodiscard]] bool measurable(const std::vector<Check>& checks);
+
+// What rotations are held to (rotation_subject.cpp, values.cpp, decomposition.cpp).
+
+struct LayerSide {
+  int layer_id = 0;
+  const SideTransform& transform;
+};
+
+/// Keys or values of all layers. Refers to the part, or to the file, that has them.
+struct RotationSide {
+  std::string target;             // "key", "value", or empty if a lone file does not say
+  std::string objective;          // "qqt_r_h_pbr"
+  std::vector<LayerSide> layers;  // ascending
+};
+/// Both sides, or that of a lone file.
+using RotationSides = std::vector<RotationSide>;
+[[nodiscard]] RotationSides sides_of(const RotationPart& part);
+
+/// The loop that most checks of rotations are: every layer of every side, in parallel, results in order.
+using SideCheck = std::function<void(const RotationSide& side, int layer_id, const SideTransform& transform,
+                                     std::vector<Check>& checks)>;
+void for_each_side(const RotationSides& sides, std::vector<Check>& checks, const SideCheck& check);
+
 /// No matrix has been through fp8.
-void check_fp8(const RotationSubject& subject, std::vector<Check>& checks);
+void check_fp8(const RotationSides& sides, std::vector<Check>& checks);
 /// Eigenvalues: finite, ascending, not negative, not all equal (but for "hadamard"), at least half of them above zero.
-void check_spectrum(const RotationSubject& subject, std::vector<Check>& checks);
+void check_spectrum(const RotationSides& sides, std::vector<Check>& checks);
 /// The metric of a stretch against the covariances of keys and queries that the set carries.
-void check_stretch(const RotationSubject& subject, std::vector<Check>& checks);
+void check_stretch(const RotationSides& sides, std::vector<Check>& checks);
 /// U^T Sigma U = Lambda with the covariance that the set carries (of a stretch: T^T A T); constant rotations against
 /// their constant.
-void check_decomposition(const RotationSubject& subject, std::vector<Check>& checks);
-
+void check_decomposition(const RotationSides& sides, std::vector<Check>& checks);
 /// U^T Sigma U with moments taken from data. Takes the place of a decomposition that the set itself left unknown.
-void check_decomposition_on_data(const RotationSubject& subject, const std::vector<DataCovariance>& data,
+void check_decomposition_on_data(const RotationSides& sides, const std::vector<DataCovariance>& data,
                                  std::vector<Check>& checks);
 
-/// Coordinates vary as the set says, and no other layer's matrix, nor the other side's, explains them better; of the
-/// rows that the set was fitted to, coordinates have the covariances that it says: none, but where equal levels were
-/// mixed.
-void check_coded_on_data(const CodedPart& set, const std::vector<CodedMoments>& data, std::vector<Check>& checks);
+// What the coded cache is held to (coded_subject.cpp).
+
+/// Coordinates vary as the part says, and no other layer's matrix, nor the other side's, explains them better; of the
+/// rows that it was fitted to, coordinates have the covariances that it says: none, but where equal levels were mixed.
+void check_coded_on_data(const CodedPart& part, const std::vector<CodedMoments>& data, std::vector<Check>& checks);
 
 }  // namespace oscar::verify

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A set of the coded cache before the judge. Does it belong to the data at hand? Its files say how far each coordinate
+// The coded cache before the judge. Does it belong to the data at hand? Its file says how far each coordinate
 // varies on calibration rows (sigma), and of what variances coordinates of equal levels were mixed (lambda). Exchanged
 // layers, and keys and values that were swapped, show in the first on any text of the model.
 #include <algorithm>
@@ -8,9 +8,7 @@
 #include <functional>
 #include <optional>
 
-#include "base/errors.hpp"
 #include "measure/set_method.hpp"
-#include "set/coded_part.hpp"
 #include "verify/structure/checks.hpp"
 #include "verify/structure/data_covariance.hpp"
 #include "verify/structure/matrix.hpp"
@@ -73,7 +71,7 @@ std::optional<double> scale_error(const CodedSide& side, const MatrixStack& mome
 }
 
 /// What explains the rows of one layer and side better than the matrix that is there for them; "" if nothing does.
-std::string better_matrix(const CodedPart& set, const CodedMoments& data, const CodedTarget& target, double error) {
+std::string better_matrix(const CodedPart& part, const CodedMoments& data, const CodedTarget& target, double error) {
   std::string name;
   const auto consider = [&](const CodedSide& side, const std::string& what) {
     const auto other = scale_error(side, data.*target.moments, mean_of(data, target));
@@ -81,7 +79,7 @@ std::string better_matrix(const CodedPart& set, const CodedMoments& data, const 
     error = *other * kClearlyBetter;
     name = "it is the matrix " + what;
   };
-  for (const CodedLayer& layer : set.layers) {
+  for (const CodedLayer& layer : part.layers) {
     if (layer.layer_id != data.layer_id) {
       consider(layer.*target.side, "of layer " + std::to_string(layer.layer_id));
     } else {
@@ -91,11 +89,11 @@ std::string better_matrix(const CodedPart& set, const CodedMoments& data, const 
   return name;
 }
 
-void check_scales(const CodedPart& set, const CodedLayer& layer, const CodedMoments& data, const CodedTarget& target,
+void check_scales(const CodedPart& part, const CodedLayer& layer, const CodedMoments& data, const CodedTarget& target,
                   std::vector<Check>& checks) {
   const auto error = scale_error(layer.*target.side, data.*target.moments, mean_of(data, target));
   if (!error) return;  // the shape check says so
-  std::string message = *error > kScaleDoubt ? better_matrix(set, data, target, *error) : "";
+  std::string message = *error > kScaleDoubt ? better_matrix(part, data, target, *error) : "";
   std::optional<bool> ok = message.empty() && *error <= kScaleLimit;
   if (!*ok && message.empty()) message = "it does not belong to this layer, side, model or data";
   const int dim = (layer.*target.side).transform.rotation.dim;
@@ -158,11 +156,11 @@ void check_covariances(const CodedLayer& layer, const CodedMoments& data, std::v
 
 }  // namespace
 
-void check_coded_on_data(const CodedPart& set, const std::vector<CodedMoments>& data, std::vector<Check>& checks) {
+void check_coded_on_data(const CodedPart& part, const std::vector<CodedMoments>& data, std::vector<Check>& checks) {
   for (const CodedMoments& own : data) {
-    for (const CodedLayer& layer : set.layers) {
+    for (const CodedLayer& layer : part.layers) {
       if (layer.layer_id != own.layer_id) continue;
-      for (const CodedTarget& target : {kKey, kValue}) check_scales(set, layer, own, target, checks);
+      for (const CodedTarget& target : {kKey, kValue}) check_scales(part, layer, own, target, checks);
       check_covariances(layer, own, checks);
     }
   }
@@ -178,7 +176,7 @@ std::vector<int> channels_by_bits(const CodedFormat& format) {
   return channels;
 }
 
-/// Empty if nothing varies in a head.
+/// Variances over the largest, descending, mean over heads; empty if nothing varies in a head.
 std::vector<double> mean_variances(const CodedSide& side) {
   const std::size_t heads = side.formats.size(), dim = side.lambda.size() / heads;
   std::vector<double> mean(dim);
@@ -192,127 +190,67 @@ std::vector<double> mean_variances(const CodedSide& side) {
   return mean;
 }
 
-/// What the manifest says of bits is what rows take.
-void check_bits(const CodedPart& set, double said, std::vector<Check>& checks) {
-  constexpr double kRounding = 1e-9;
-  const double taken = bits_of(set), off = std::abs(taken - said);
-  checks.push_back({.name = "bits",
-                    .value = off,
-                    .limit = kRounding,
-                    .ok = off <= kRounding,
-                    .message = "rows take other bits than the manifest says"});
-  checks.push_back({.name = "budget",
-                    .value = taken,
-                    .limit = set.bits,
-                    .ok = taken <= set.bits + kRounding,
-                    .message = "rows take more bits than asked"});
-}
+struct CodedSubject final : Subject {
+  CodedPart part;
 
-void check_layers(const CodedPart& set, const ModelIdentity& model, std::vector<Check>& checks) {
-  const auto append = [](std::string& list, int layer) { list += (list.empty() ? "" : ", ") + std::to_string(layer); };
-  std::vector<int> wanted = model.cache_layers;
-  for (int layer = 0; wanted.empty() && layer < model.num_layers; ++layer) wanted.push_back(layer);
-  std::string missing, wrong;
-  for (const int layer : wanted) {
-    if (std::ranges::find(set.layers, layer, &CodedLayer::layer_id) == set.layers.end()) append(missing, layer);
+  explicit CodedSubject(CodedPart taken) : part(std::move(taken)) { name = kCodedName; }
+
+  [[nodiscard]] std::vector<StoredSide> sides() const override {
+    std::vector<StoredSide> all;
+    for (const CodedTarget& target : {kKey, kValue}) {
+      for (const CodedLayer& layer : part.layers) {
+        const CodedSide& side = layer.*target.side;
+        all.push_back({layer.layer_id, target.name, side.transform, {side.lambda}});
+      }
+    }
+    return all;
   }
-  const int heads = model.num_key_value_heads;
-  for (const CodedLayer& layer : set.layers) {
-    const MatrixStack &key = layer.key.transform.rotation, &value = layer.value.transform.rotation;
-    const bool fits = (model.head_dim == 0 || key.dim == model.head_dim) &&
-                      (heads == 0 || (key.count == heads && value.count == heads));
-    if (!fits) append(wrong, layer.layer_id);
-  }
-  checks.push_back({.name = "layer_coverage",
-                    .ok = missing.empty(),
-                    .message = missing.empty() ? "" : "layers are missing: " + missing});
-  checks.push_back({.name = "shape",
-                    .ok = wrong.empty(),
-                    .message = wrong.empty() ? "" : "heads differ from the model's in layers " + wrong});
-}
+  [[nodiscard]] bool may_share_matrices() const override { return false; }
+  [[nodiscard]] bool made_of_data() const override { return true; }
 
-struct CodedSubject : Subject {
-  CodedPart set;
-  double bits_of_manifest = 0;  // what the manifest says that rows take
-
-  [[nodiscard]] const ModelIdentity& model() const override { return set.model; }
-  [[nodiscard]] const CalibrationData& calibration() const override { return set.calibration; }
-  [[nodiscard]] Windows windows() const override { return set.windows; }
-
-  void describe(VerifyReport& report) const override {
-    Json calibrated = to_json(set.calibration);
-    calibrated.erase("blocks");
-    report.rotation_set.update({{"format", kCodedSchema},
-                                {"layers", set.layers.size()},
-                                {"model", to_json(set.model)},
-                                {"calibration", std::move(calibrated)},
-                                {"recipe", "coded"},
-                                {"bits", bits_of(set)},
-                                {"scope", set.scope},
-                                {"verified_before", set.verification.is_object()}});
-    for (const CodedLayer& layer : set.layers) {
+  void describe(PartReport& report, VerifyReport& whole) const override {
+    report.bits = bits_of(part);
+    report.default_limits = coded_thresholds(report.bits);
+    report.facts = {{"layers", part.layers.size()}, {"recipe", "coded"}, {"scope", part.scope}};
+    for (const CodedLayer& layer : part.layers) {
       for (const CodedTarget& target : {kKey, kValue}) {
         const CodedSide& side = layer.*target.side;
         for (std::size_t head = 0; head < side.formats.size(); ++head) {
-          report.plan.push_back(
+          whole.plan.push_back(
               {layer.layer_id, target.name, static_cast<int>(head), channels_by_bits(side.formats[head])});
         }
         std::vector<double> values = mean_variances(side);
-        if (!values.empty()) report.spectra.push_back({layer.layer_id, target.name, std::move(values)});
+        if (!values.empty()) whole.spectra.push_back({name, layer.layer_id, target.name, std::move(values)});
       }
     }
   }
 
-  void check_files(std::vector<Check>& /*checks*/) const override {}  // there is one file of each kind
-
-  void check(const Expectation& expected, std::vector<Check>& checks) const override {
-    for (const CodedLayer& layer : set.layers) {
-      for (const CodedTarget& target : {kKey, kValue}) {
-        const CodedSide& side = layer.*target.side;
-        check_inverse_pair(side.transform, layer.layer_id, target.name, checks);
-        const bool sane = std::ranges::all_of(side.lambda, [](double x) { return x >= 0; });
-        checks.push_back({"spectrum", layer.layer_id, target.name, {}, {}, sane, sane ? "" : "a variance is negative"});
-      }
+  void check_own(std::vector<Check>& checks) const override {
+    for (const StoredSide& side : sides()) {
+      const bool sane = std::ranges::all_of(side.more.front(), [](double x) { return x >= 0; });
+      checks.push_back({"spectrum", side.layer_id, side.target, {}, {}, sane, sane ? "" : "a variance is negative"});
     }
-    check_bits(set, bits_of_manifest, checks);
-    check_layers(set, expected.model, checks);
+    const double taken = bits_of(part);
+    const bool within = taken <= part.bits + 1e-9;
+    checks.push_back({"budget", {}, "", taken, part.bits, within, within ? "" : "rows take more bits than asked"});
   }
 
-  [[nodiscard]] bool measurable(const std::vector<Check>& checks) const override {
-    return std::ranges::none_of(checks, [](const Check& check) { return check.ok == false; });
-  }
+  [[nodiscard]] std::optional<KvMethod> method(Windows windows) const override { return method_of(part, windows); }
 
-  [[nodiscard]] std::optional<KvMethod> method(Windows of_report) const override {
-    return method_of(set, of_report);
+  void take(int layer, LayerStream& stream, bool same_tokens, std::int64_t /*tokens*/, Backend& backend,
+            DataMoments& found) const override {
+    found.coded.push_back(coded_moments_of(layer, stream, part, same_tokens, backend));
   }
-  [[nodiscard]] int group_size() const override { return 0; }
-
-  [[nodiscard]] DataMoments take(int layer, LayerStream& stream, bool same_tokens, std::int64_t /*tokens*/,
-                                 Backend& backend) const override {
-    return {{}, {coded_moments_of(layer, stream, set, same_tokens, backend)}};
-  }
-  [[nodiscard]] DataMoments take(const Statistics& statistics, std::vector<Check>& checks) const override {
-    return {{}, coded_moments_of(statistics, checks)};
+  void take(const Statistics& statistics, DataMoments& found, std::vector<Check>& checks) const override {
+    found.add({{}, coded_moments_of(statistics, checks)});
   }
   void check_on(const DataMoments& data, std::vector<Check>& checks) const override {
-    check_coded_on_data(set, data.coded, checks);
+    check_coded_on_data(part, data.coded, checks);
   }
-
-  [[nodiscard]] double bits() const override { return bits_of(set); }
-  [[nodiscard]] VerifyThresholds default_limits() const override { return coded_thresholds(bits()); }
 };
 
 }  // namespace
+
+std::unique_ptr<Subject> make_subject(CodedPart part) { return std::make_unique<CodedSubject>(std::move(part)); }
+
 }  // namespace oscar::verify
-
-namespace oscar {
-
-std::unique_ptr<Subject> open_coded(const std::filesystem::path& path) {
-  auto subject = std::make_unique<verify::CodedSubject>();
-  subject->path = path, subject->ours = true;
-  subject->set = read_coded_set(path);
-  subject->bits_of_manifest = read_json(path / "manifest.json")["codec"]["bits_taken"];
-  return subject;
-}
-
-}  // namespace oscar

@@ -25,6 +25,14 @@ double trace_of(std::span<const double> matrix, int dim) {
   return trace;
 }
 
+/// Null if nobody took it yet.
+const MatrixStack* find(const DataMoments& found, int layer_id, Moment moment) {
+  for (const DataCovariance& each : found.covariances) {
+    if (each.layer_id == layer_id && each.moment == moment) return &each.covariance;
+  }
+  return nullptr;
+}
+
 void require_all_heads(const HeadRange& heads) {
   if (heads.whole()) return;
   throw DataError("of " + std::to_string(heads.total) + " KV heads only " + std::to_string(heads.count) +
@@ -39,27 +47,36 @@ void DataMoments::add(DataMoments more) {
   std::ranges::move(more.coded, std::back_inserter(coded));
 }
 
-std::optional<MatrixStack> covariance_of(const std::string& objective, LayerStream& layer, Backend& backend) {
-  const std::optional<Moment> moment = find_moment(objective_name(objective));
-  switch (moment.value_or(Moment::kKeys)) {
+void take_covariance(int layer_id, const std::string& objective, LayerStream& layer, bool same_tokens,
+                     std::int64_t tokens, Backend& backend, DataMoments& found) {
+  const Moment moment = find_moment(objective_name(objective)).value_or(Moment::kKeys);
+  if (find(found, layer_id, moment) != nullptr) return;
+  MatrixStack covariance;
+  switch (moment) {
     case Moment::kKtk:
     case Moment::kQqt:
     case Moment::kVtv:
-      return take(layer, *moment, backend).mean();
-    case Moment::kSst:
-      return take_sst(layer, take(layer, Moment::kQqt, backend).mean(), backend).mean();
+      covariance = take(layer, moment, backend).mean();
+      break;
+    case Moment::kSst: {
+      const MatrixStack* queries = find(found, layer_id, Moment::kQqt);
+      covariance =
+          take_sst(layer, queries != nullptr ? *queries : take(layer, Moment::kQqt, backend).mean(), backend).mean();
+      break;
+    }
     default:
-      return std::nullopt;
+      return;
   }
+  found.covariances.push_back({layer_id, moment, std::move(covariance), same_tokens, tokens});
 }
 
-CodedMoments coded_moments_of(int layer_id, LayerStream& layer, const CodedPart& set, bool same_tokens,
+CodedMoments coded_moments_of(int layer_id, LayerStream& layer, const CodedPart& part, bool same_tokens,
                               Backend& backend) {
-  const auto own = std::ranges::find(set.layers, layer_id, &CodedLayer::layer_id);
+  const auto own = std::ranges::find(part.layers, layer_id, &CodedLayer::layer_id);
   // A fit to a model spreads its texts over positions, so that its rows are not those of the tokens alone.
-  const bool comparable = same_tokens && !set.recipe.contains("context") && own != set.layers.end();
+  const bool comparable = same_tokens && !part.recipe.contains("context") && own != part.layers.end();
   SumsWanted wanted{
-      .moments = {Moment::kKeys, Moment::kKtk, Moment::kVtv}, .windows = set.windows, .value_reads = true};
+      .moments = {Moment::kKeys, Moment::kKtk, Moment::kVtv}, .windows = part.windows, .value_reads = true};
   if (comparable) wanted.moments.insert(Moment::kFisher);
   const AdditiveMoments sums = take(layer, wanted, backend);
   const MomentSums& values = sums.sums.at(Moment::kVtv);
@@ -70,7 +87,7 @@ CodedMoments coded_moments_of(int layer_id, LayerStream& layer, const CodedPart&
   if (!comparable) return found;
   const FisherSums& fisher = *sums.fisher;
   if (!std::ranges::all_of(fisher.weight, [](double weight) { return weight > 0; })) return found;
-  const FisherMoments read = mean(fisher, set.windows);
+  const FisherMoments read = mean(fisher, part.windows);
   found.key_covariance = read.key;
   if (!own->key.transform.mean.empty()) {
     found.key_covariance = centred(read.key, read.key_mean, read.key_mean);
@@ -109,32 +126,28 @@ Json description_of(const Statistics& statistics) {
           {"layers", statistics.layers.size()}};
 }
 
-std::vector<DataCovariance> covariances_of(const RotationSubject& subject, const Statistics& statistics,
-                                           std::vector<Check>& checks) {
+void take_covariances(const RotationSide& side, const std::string& fitted_sha256, const Statistics& statistics,
+                      DataMoments& found, std::vector<Check>& checks) {
   require_all_heads(statistics.heads);
-  const std::string fitted = subject.set.calibration.data_sha256,
-                    measured = calibration_of(statistics.data).data_sha256;
-  std::vector<DataCovariance> found;
+  const std::string name = objective_name(side.objective);
+  if (side.target.empty() || name == "hadamard" || name == "uresidual") return;
+  const bool same_data = !fitted_sha256.empty() && fitted_sha256 == calibration_of(statistics.data).data_sha256;
   for (const LayerStatistics& layer : statistics.layers) {
-    for (const SubjectSide& side : subject.sides) {
-      const std::string name = objective_name(side.objective);
-      if (side.target.empty() || name == "hadamard" || name == "uresidual") continue;
-      const MomentSums* sums = sums_of(layer, name);
-      if (sums == nullptr) {
-        checks.push_back({.name = "decomposition_on_data",
-                          .layer = layer.layer_id,
-                          .target = side.target,
-                          .message = "the statistics have no sums of " + name});
-        continue;
-      }
-      const std::vector<std::size_t>& places = name == "sst" ? layer.sst_data : layer.first_data;
-      std::int64_t tokens = 0;
-      for (const std::size_t place : places) tokens += statistics.data[place].tokens;
-      const bool same = !fitted.empty() && fitted == measured && places.size() == statistics.data.size();
-      found.push_back({layer.layer_id, side.target, sums->mean(), same, tokens});
+    const MomentSums* sums = sums_of(layer, name);
+    if (sums == nullptr) {
+      checks.push_back({.name = "decomposition_on_data",
+                        .layer = layer.layer_id,
+                        .target = side.target,
+                        .message = "the statistics have no sums of " + name});
+      continue;
     }
+    const std::vector<std::size_t>& places = layer.first_data;
+    std::int64_t tokens = 0;
+    for (const std::size_t place : places) tokens += statistics.data[place].tokens;
+    if (find(found, layer.layer_id, *find_moment(name)) != nullptr) continue;
+    const bool same = same_data && places.size() == statistics.data.size();
+    found.covariances.push_back({layer.layer_id, *find_moment(name), sums->mean(), same, tokens});
   }
-  return found;
 }
 
 }  // namespace oscar::verify

@@ -3,26 +3,25 @@
 //   qqt queries   ktk keys   sst values weighted by k C k^T   vtv values
 #pragma once
 
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "verify/structure/subject.hpp"
+#include "verify/structure/checks.hpp"
 
 namespace oscar::verify {
 
-/// One matrix per KV head; nullopt for objectives that no second moment of the data explains ("hadamard", "uresidual").
-/// Leaves the stream at its end.
-[[nodiscard]] std::optional<MatrixStack> covariance_of(const std::string& objective, LayerStream& layer,
-                                                       Backend& backend);
+/// Adds that of a layer, unless it is there; nothing for objectives that no second moment of the data explains
+/// ("hadamard", "uresidual"). Leaves the stream at its end.
+void take_covariance(int layer_id, const std::string& objective, LayerStream& layer, bool same_tokens,
+                     std::int64_t tokens, Backend& backend, DataMoments& found);
 
-/// Returns covariances from saved sums, of every layer and side that they know; where they lack those that an objective
-/// names, a check says that it is unknown. Throws DataError if KV heads are missing.
-[[nodiscard]] std::vector<DataCovariance> covariances_of(const RotationSubject& subject, const Statistics& statistics,
-                                                         std::vector<Check>& checks);
+/// Adds those of all layers that saved sums know; where they lack what the objective names, a check says that it is
+/// unknown. fitted_sha256: of the data that the set was fitted on. Throws DataError if KV heads are missing.
+void take_covariances(const RotationSide& side, const std::string& fitted_sha256, const Statistics& statistics,
+                      DataMoments& found, std::vector<Check>& checks);
 
-/// Moments of one layer for a set of the coded cache. same_tokens: of the very tokens that the set was fitted on.
-[[nodiscard]] CodedMoments coded_moments_of(int layer_id, LayerStream& layer, const CodedPart& set, bool same_tokens,
+/// Moments of one layer for the coded cache. same_tokens: of the very tokens that the set was fitted on.
+[[nodiscard]] CodedMoments coded_moments_of(int layer_id, LayerStream& layer, const CodedPart& part, bool same_tokens,
                                             Backend& backend);
 
 /// Returns moments from saved sums, of every layer that has those of keys and values (ktk, keys, vtv); of others a

@@ -17,7 +17,7 @@ namespace oscar::verify {
 namespace {
 
 /// What a side of a layer diagonalises, by the set itself or by data; count 0: not known.
-using Covariances = std::function<MatrixStack(const SubjectSide&, int layer, const SideTransform&)>;
+using Covariances = std::function<MatrixStack(const RotationSide&, int layer, const SideTransform&)>;
 
 /// What was found of a whole stack: the largest error of its matrices, and in words what is wrong with the first above
 /// the limit.
@@ -109,7 +109,7 @@ std::string explanation(std::vector<Suspect> suspects, std::size_t dim, double l
 
 /// One matrix of a stack, with what it is held against.
 struct Claim {
-  const SubjectSide& side;
+  const RotationSide& side;
   int layer;
   const MatrixStack& rotation;
   int index;
@@ -118,7 +118,7 @@ struct Claim {
 };
 
 /// First the matrix as it claims to be, then other readings: transposed, of the other side, of another layer.
-std::vector<Suspect> readings(const RotationSubject& subject, const Covariances& covariances, const Claim& claim) {
+std::vector<Suspect> readings(const RotationSides& sides, const Covariances& covariances, const Claim& claim) {
   const std::string composition = composition_name(claim.side.objective);
   const auto dim = static_cast<std::size_t>(claim.rotation.dim);
   const auto stored = claim.rotation[claim.index];
@@ -126,7 +126,7 @@ std::vector<Suspect> readings(const RotationSubject& subject, const Covariances&
   std::vector<Suspect> suspects{
       {"", matrix, claim.covariance, composition, claim.values},
       {"the matrix is transposed", transpose(matrix, dim), claim.covariance, composition, claim.values}};
-  for (const SubjectSide& other : subject.sides) {
+  for (const RotationSide& other : sides) {
     const bool same_side = other.target == claim.side.target;
     for (const auto& [id, transform] : other.layers) {
       if (same_side == (id == claim.layer)) continue;
@@ -145,7 +145,7 @@ std::vector<Suspect> readings(const RotationSubject& subject, const Covariances&
 
 /// exact: with the eigenvalues |U^T Sigma U - Lambda| / |Lambda|; else the disorder of the directions (checks.hpp).
 /// nullopt: the composition cannot be taken apart.
-std::optional<Finding> examine(const RotationSubject& subject, const Covariances& covariances, const SubjectSide& side,
+std::optional<Finding> examine(const RotationSides& sides, const Covariances& covariances, const RotationSide& side,
                                int layer, const SideTransform& t, bool exact, double limit) {
   const MatrixStack covariance = covariances(side, layer, t);
   const auto dim = static_cast<std::size_t>(t.rotation.dim);
@@ -160,7 +160,7 @@ std::optional<Finding> examine(const RotationSubject& subject, const Covariances
     finding.error = std::max(finding.error, std::isnan(error) ? INFINITY : error);
     if (error <= limit || !finding.message.empty()) continue;
     finding.message =
-        explanation(readings(subject, covariances, {side, layer, t.rotation, m, sigma, values}), dim, limit);
+        explanation(readings(sides, covariances, {side, layer, t.rotation, m, sigma, values}), dim, limit);
   }
   return finding;
 }
@@ -251,7 +251,7 @@ MatrixStack transposed(MatrixStack stack) {
   return stack;
 }
 
-std::string stretch_explanation(const SubjectSide& side, int layer, const SideTransform& t,
+std::string stretch_explanation(const RotationSide& side, int layer, const SideTransform& t,
                                 const StretchRecord& record) {
   if (stretch_error(transposed(t.rotation), t, record) <= kStretchLimit) return "the matrices are transposed";
   if (stretch_error(t.read_rotation, t, record) <= kStretchLimit)
@@ -271,13 +271,13 @@ std::string obstacle(const SideTransform& t, const std::optional<StretchRecord>&
   return record->power == 1 || record->power == 0.5 ? "" : "only powers 1 and 0.5 can be checked";
 }
 
-const SideTransform* find_layer(const SubjectSide& side, int layer) {
-  const auto found = std::ranges::find(side.layers, layer, [](const auto& each) { return each.first; });
-  return found == side.layers.end() ? nullptr : &found->second;
+const SideTransform* find_layer(const RotationSide& side, int layer) {
+  const auto found = std::ranges::find(side.layers, layer, &LayerSide::layer_id);
+  return found == side.layers.end() ? nullptr : &found->transform;
 }
 
-void check_constant(const SubjectSide& side, int layer, const SideTransform& t, std::vector<Check>& out) {
-  const std::string name = is_hadamard(side, t) ? "hadamard" : composition_name(side.objective);
+void check_constant(const RotationSide& side, int layer, const SideTransform& t, std::vector<Check>& out) {
+  const std::string name = is_hadamard(side.objective, t) ? "hadamard" : composition_name(side.objective);
   const auto expected = constant_rotation(name, static_cast<std::size_t>(t.rotation.dim));
   if (!expected) {
     out.push_back({"composition", layer, side.target, {}, kConstantLimit, {}, "no known constant for this head_dim"});
@@ -293,19 +293,21 @@ void check_constant(const SubjectSide& side, int layer, const SideTransform& t, 
       {"composition", layer, side.target, worst, kConstantLimit, ok, ok ? "" : "this is not \"" + name + "\""});
 }
 
-Check unknown(const std::string& name, int layer, const SubjectSide& side, const std::string& message) {
+Check unknown(const std::string& name, int layer, const RotationSide& side, const std::string& message) {
   return {name, layer, side.target, {}, {}, {}, message};
 }
 
 constexpr const char* kNoCovariance = "the set carries no covariance: give --dump, --stats or --model";
 
 /// Data has told what the set alone could not.
-void forget_unknown(std::vector<Check>& checks, const DataCovariance& data) {
+void forget_unknown(std::vector<Check>& checks, int layer, const RotationSide& side) {
   std::erase_if(checks, [&](const Check& check) {
-    return check.name == "decomposition" && check.message == kNoCovariance && check.layer == data.layer_id &&
-           check.target == data.target;
+    return check.name == "decomposition" && check.message == kNoCovariance && check.layer == layer &&
+           check.target == side.target;
   });
 }
+
+std::optional<Moment> moment_of(const RotationSide& side) { return find_moment(objective_name(side.objective)); }
 
 bool usable(const SideTransform& t, const MatrixStack& covariance) {
   const bool sizes = covariance.dim == t.rotation.dim && covariance.count > 0 &&
@@ -315,9 +317,9 @@ bool usable(const SideTransform& t, const MatrixStack& covariance) {
 
 }  // namespace
 
-void check_stretch(const RotationSubject& subject, std::vector<Check>& checks) {
-  for_each_side(subject, checks,
-                [](const SubjectSide& side, int layer, const SideTransform& t, std::vector<Check>& out) {
+void check_stretch(const RotationSides& sides, std::vector<Check>& checks) {
+  for_each_side(sides, checks,
+                [](const RotationSide& side, int layer, const SideTransform& t, std::vector<Check>& out) {
                   if (!is_stretch(t)) return;
                   const auto record = stretch_record(t);
                   const std::string reason = obstacle(t, record);
@@ -332,16 +334,16 @@ void check_stretch(const RotationSubject& subject, std::vector<Check>& checks) {
                 });
 }
 
-void check_decomposition(const RotationSubject& subject, std::vector<Check>& checks) {
-  const auto stored = [](const SubjectSide&, int, const SideTransform& t) { return diagonalised_covariance(t); };
+void check_decomposition(const RotationSides& sides, std::vector<Check>& checks) {
+  const auto stored = [](const RotationSide&, int, const SideTransform& t) { return diagonalised_covariance(t); };
   for_each_side(
-      subject, checks, [&](const SubjectSide& side, int layer, const SideTransform& t, std::vector<Check>& out) {
-        if (has_constant_rotation(side, t)) return check_constant(side, layer, t, out);
+      sides, checks, [&](const RotationSide& side, int layer, const SideTransform& t, std::vector<Check>& out) {
+        if (has_constant_rotation(side.objective, t)) return check_constant(side, layer, t, out);
         if (!usable(t, t.covariance) || (is_stretch(t) && !stretch_record(t))) {
           out.push_back(unknown("decomposition", layer, side, kNoCovariance));
           return;
         }
-        const auto finding = examine(subject, stored, side, layer, t, true, kDecompositionLimit);
+        const auto finding = examine(sides, stored, side, layer, t, true, kDecompositionLimit);
         if (!finding) {
           out.push_back(unknown("decomposition", layer, side, "\"" + side.objective + "\" cannot be taken apart"));
           return;
@@ -351,23 +353,24 @@ void check_decomposition(const RotationSubject& subject, std::vector<Check>& che
       });
 }
 
-void check_decomposition_on_data(const RotationSubject& subject, const std::vector<DataCovariance>& data,
+void check_decomposition_on_data(const RotationSides& sides, const std::vector<DataCovariance>& data,
                                  std::vector<Check>& checks) {
   // Other readings are judged on the data, too.
-  const auto of_data = [&](const SubjectSide& side, int layer, const SideTransform&) {
+  const auto of_data = [&](const RotationSide& side, int layer, const SideTransform&) {
     const auto found = std::find_if(data.rbegin(), data.rend(), [&](const DataCovariance& d) {
-      return d.layer_id == layer && d.target == side.target;
+      return d.layer_id == layer && d.moment == moment_of(side);
     });
     return found == data.rend() ? MatrixStack() : found->covariance;
   };
   for (const DataCovariance& d : data) {
-    for (const SubjectSide& side : subject.sides) {
+    for (const RotationSide& side : sides) {
       const SideTransform* t = find_layer(side, d.layer_id);
-      if (t == nullptr || side.target != d.target || has_constant_rotation(side, *t) || !usable(*t, d.covariance))
+      if (t == nullptr || side.target.empty() || moment_of(side) != d.moment ||
+          has_constant_rotation(side.objective, *t) || !usable(*t, d.covariance))
         continue;
       if (is_stretch(*t)) continue;  // it diagonalises what is stored, not a covariance of the data
       const double limit = d.same_tokens ? kSameTokensLimit : kDisorderLimit;
-      const auto finding = examine(subject, of_data, side, d.layer_id, *t, d.same_tokens, limit);
+      const auto finding = examine(sides, of_data, side, d.layer_id, *t, d.same_tokens, limit);
       if (!finding) {
         checks.push_back(
             unknown("decomposition_on_data", d.layer_id, side, "\"" + side.objective + "\" cannot be taken apart"));
@@ -379,7 +382,7 @@ void check_decomposition_on_data(const RotationSubject& subject, const std::vect
         ok = std::nullopt;
         message = "too few tokens to tell: give at least " + std::to_string(kMinTokensPerDim * t->rotation.dim);
       }
-      if (ok) forget_unknown(checks, d);
+      if (ok) forget_unknown(checks, d.layer_id, side);
       checks.push_back({"decomposition_on_data", d.layer_id, side.target, finding->error, limit, ok, message});
     }
   }

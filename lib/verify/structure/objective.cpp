@@ -132,15 +132,15 @@ std::string composition_name(const std::string& objective) {
   return underscore == std::string::npos ? "" : name.substr(underscore + 1);
 }
 
-bool is_hadamard(const SubjectSide& side, const SideTransform& transform) {
+bool is_hadamard(const std::string& objective, const SideTransform& transform) {
   const auto& values = transform.eigenvalues;
   const bool data_free = transform.covariance.count == 0 && !values.empty() &&
                          std::all_of(values.begin(), values.end(), [](double x) { return x == 1; });
-  return side.objective == "hadamard" || (side.objective.starts_with("mixed_") && data_free);
+  return objective == "hadamard" || (objective.starts_with("mixed_") && data_free);
 }
 
-bool has_constant_rotation(const SubjectSide& side, const SideTransform& transform) {
-  return is_hadamard(side, transform) || is_constant(composition_name(side.objective));
+bool has_constant_rotation(const std::string& objective, const SideTransform& transform) {
+  return is_hadamard(objective, transform) || is_constant(composition_name(objective));
 }
 
 bool fits_keys(const std::string& objective) {

@@ -9,8 +9,8 @@
 #include <span>
 #include <string>
 
+#include "set/rotation_part.hpp"
 #include "verify/structure/matrix.hpp"
-#include "verify/structure/subject.hpp"
 
 namespace oscar::verify {
 
@@ -25,9 +25,9 @@ namespace oscar::verify {
 
 /// Whether a layer's matrices are a plain Hadamard: by the objective, or as a layer of a mixture that no data went
 /// into.
-[[nodiscard]] bool is_hadamard(const SubjectSide& side, const SideTransform& transform);
+[[nodiscard]] bool is_hadamard(const std::string& objective, const SideTransform& transform);
 /// Whether a layer's matrices are a constant: a Hadamard, or a composition that leaves the eigenvectors out.
-[[nodiscard]] bool has_constant_rotation(const SubjectSide& side, const SideTransform& transform);
+[[nodiscard]] bool has_constant_rotation(const std::string& objective, const SideTransform& transform);
 
 /// True for compositions without U: the rotation is a constant.
 [[nodiscard]] bool is_constant(const std::string& composition);

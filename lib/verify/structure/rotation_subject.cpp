@@ -1,22 +1,16 @@
 // SPDX-License-Identifier: MIT
+// Rotations before the judge: what their objectives, groups and clip ratios say; what data says of their directions.
 #include <algorithm>
-#include <array>
 #include <optional>
 
-#include "base/check.hpp"
-#include "base/threads.hpp"
+#include "base/text.hpp"
 #include "measure/set_method.hpp"
-#include "set/coded_part.hpp"
-#include "set/formats.hpp"
-#include "set/one_truth.hpp"
-#include "verify/methods.hpp"
 #include "verify/structure/checks.hpp"
 #include "verify/structure/data_covariance.hpp"
 #include "verify/structure/objective.hpp"
-#include "verify/structure/subject.hpp"
 #include "verify/verdict/verdict.hpp"
 
-namespace oscar {
+namespace oscar::verify {
 namespace {
 
 namespace fs = std::filesystem;
@@ -26,74 +20,54 @@ std::string lone_target(const fs::path& path, const std::string& objective) {
   const std::string name = path.filename().string();
   if (name.starts_with("k_")) return "key";
   if (name.starts_with("v_")) return "value";
-  if (verify::fits_keys(objective)) return "key";
-  return verify::fits_values(objective) ? "value" : "";
+  if (fits_keys(objective)) return "key";
+  return fits_values(objective) ? "value" : "";
 }
 
-/// Servers load the .pt file: where a set of ours has one, its matrices are what is under test, with what the set says
-/// beside them of the same layers.
-SubjectSide served_side(const SubjectSide& fitted, RotationFile served) {
-  SubjectSide side{fitted.target, served.objective, {}};
-  for (auto& [id, matrices] : served.layers) {
-    SideTransform& transform = side.layers.emplace_back(id, std::move(matrices)).second;
-    const auto known = std::ranges::find(fitted.layers, id, [](const auto& layer) { return layer.first; });
-    if (known == fitted.layers.end()) continue;
-    transform.covariance = known->second.covariance;
-    transform.query_covariance = known->second.query_covariance;
-    transform.scores = known->second.scores;
-    transform.clip_ratio = known->second.clip_ratio;
-    transform.head_clip_ratios = known->second.head_clip_ratios;
+/// "qqt" on the value side is a swapped pair of files.
+void check_objective(const RotationSide& side, std::vector<Check>& checks) {
+  const bool key = fits_keys(side.objective);
+  const bool value = fits_values(side.objective);
+  std::optional<bool> ok;
+  std::string message = "the objective \"" + side.objective + "\" does not tell the side";
+  if ((key || value) && !side.target.empty()) {
+    ok = key == (side.target == "key");
+    message = *ok ? "" : "\"" + side.objective + "\" is fitted for the other side: keys and values are swapped";
   }
-  return side;
+  checks.push_back({.name = "objective_side", .target = side.target, .ok = ok, .message = message});
 }
 
-/// What was read as a subject: the matrices of the set become its sides.
-RotationSubject subject_of(const fs::path& path, bool ours, RotationPart set) {
-  RotationSubject subject;
-  subject.path = path, subject.ours = ours;
-  subject.sides = {{"key", set.key_objective, {}}, {"value", set.value_objective, {}}};
-  for (LayerRotation& layer : set.layers) {
-    subject.sides[0].layers.emplace_back(layer.layer_id, std::move(layer.key));
-    subject.sides[1].layers.emplace_back(layer.layer_id, std::move(layer.value));
+/// Servers refuse groups that do not divide a row.
+void check_group(const RotationSides& sides, int group, std::vector<Check>& checks) {
+  std::optional<int> where;
+  for (const RotationSide& side : sides) {
+    const auto cut = [&](const LayerSide& layer) { return group > 0 && layer.transform.rotation.dim % group != 0; };
+    const auto found = std::ranges::find_if(side.layers, cut);
+    if (found != side.layers.end() && !where) where = found->layer_id;
   }
-  set.layers.clear();
-  if (!set.has_clip_ratios) {
-    subject.caveats.emplace_back(
-        "the set does not say its clip ratios: measured with the published 0.96 for keys, 0.92 for values");
-  }
-  subject.set = std::move(set);
-  return subject;
+  const std::string message = where ? "groups of " + plural(group, "channel") + " do not divide head_dim" : "";
+  checks.push_back({"group_size", where, "", group, {}, !where, message});
 }
 
-SideTransform without_covariances(const SideTransform& transform) {
-  SideTransform copy;
-  static_cast<Transform&>(copy) = transform;
-  copy.eigenvalues = transform.eigenvalues;
-  copy.clip_ratio = transform.clip_ratio;
-  copy.head_clip_ratios = transform.head_clip_ratios;
-  return copy;
-}
-
-/// The files of a folder of ours are independent, and large where every head has matrices.
-RotationSubject read_folder(const fs::path& folder, const Json& objectives) {
-  const std::array files{folder / ("k_rotation_" + objectives.value("key", "") + ".pt"),
-                         folder / ("v_rotation_" + objectives.value("value", "") + ".pt")};
-  std::array<std::optional<RotationFile>, 2> served;
-  RotationSubject subject;
-  parallel_for(files.size() + 1, [&](std::size_t i) {
-    if (i == 0) {
-      RotationPart set = read_rotation_set(folder, ListedFiles::kChecked);
-      std::vector<std::string> found = disagreements(folder, set);
-      subject = subject_of(folder, true, std::move(set));
-      subject.disagreements = std::move(found);
-    } else if (fs::exists(files[i - 1])) {
-      served[i - 1] = read_rotation_pt(files[i - 1]);
-    }
-  });
-  for (std::size_t i = 0; i < served.size(); ++i) {
-    if (served[i]) subject.sides[i] = served_side(subject.sides[i], std::move(*served[i]));
+void check_clip(const RotationSides& sides, const RotationPart& part, std::vector<Check>& checks) {
+  if (!part.has_clip_ratios) {
+    checks.push_back({.name = "clip_ratio", .message = "the files do not say how rows are clipped"});
+    return;
   }
-  return subject;
+  const int heads = part.model.num_key_value_heads;
+  for_each_side(
+      sides, checks, [&](const RotationSide& side, int layer, const SideTransform& t, std::vector<Check>& out) {
+        std::vector<double> ratios = t.head_clip_ratios;
+        const bool fit_heads = ratios.empty() || heads == 0 || ratios.size() == static_cast<std::size_t>(heads);
+        ratios.push_back(t.clip_ratio);
+        const auto [low, high] = std::minmax_element(ratios.begin(), ratios.end());
+        const bool in_range = *low >= 0 && *high <= 1;
+        const std::string message = !in_range    ? "a clip ratio lies in 0..1"
+                                    : !fit_heads ? "the number of clip ratios is not that of the heads"
+                                                 : "";
+        out.push_back({"clip_ratio", layer, side.target, in_range ? t.clip_ratio : (*low < 0 ? *low : *high), 1.0,
+                       message.empty(), message});
+      });
 }
 
 /// The eigenvalues over the largest, descending, mean over heads; empty if there is nothing to see.
@@ -112,125 +86,115 @@ std::vector<double> mean_spectrum(const SideTransform& t) {
   return mean;
 }
 
-std::vector<LayerClips> clips_of(const RotationSubject& subject) {
-  if (!subject.set.has_clip_ratios || subject.sides.size() != 2) return {};
-  const auto ratios = [](const SideTransform& side) {
-    return side.head_clip_ratios.empty() ? std::vector<double>{side.clip_ratio} : side.head_clip_ratios;
-  };
-  std::vector<LayerClips> all;
-  for (const auto& [layer, key] : subject.sides[0].layers) {
-    for (const auto& [other, value] : subject.sides[1].layers) {
-      if (other == layer) all.push_back({layer, ratios(key), ratios(value)});
+std::vector<double> clips_of(const SideTransform& side) {
+  return side.head_clip_ratios.empty() ? std::vector<double>{side.clip_ratio} : side.head_clip_ratios;
+}
+
+struct RotationSubject final : Subject {
+  RotationPart part;
+  RotationSides rotations;  // refer to the part
+
+  RotationSubject(const std::string& of_set, RotationPart taken) : part(std::move(taken)), rotations(sides_of(part)) {
+    name = of_set;
+    if (part.has_clip_ratios) return;
+    caveats.emplace_back(
+        "the set does not say its clip ratios: measured with the published 0.96 for keys, 0.92 for values");
+  }
+  RotationSubject(const fs::path& path, RotationFile file) {
+    name = kRotationsName;
+    for (auto& [id, transform] : file.layers) part.layers.push_back({id, std::move(transform), {}});
+    RotationSide& side = rotations.emplace_back(RotationSide{lone_target(path, file.objective), file.objective, {}});
+    for (const LayerRotation& layer : part.layers) side.layers.push_back({layer.layer_id, layer.key});
+  }
+
+  [[nodiscard]] std::vector<StoredSide> sides() const override {
+    std::vector<StoredSide> all;
+    for (const RotationSide& side : rotations) {
+      for (const auto& [id, t] : side.layers) {
+        all.push_back({id, side.target, t, {t.eigenvalues, t.covariance.data, t.query_covariance.data}});
+      }
+    }
+    return all;
+  }
+  [[nodiscard]] bool may_share_matrices() const override { return true; }
+  [[nodiscard]] bool made_of_data() const override {
+    return std::ranges::any_of(rotations, [](const RotationSide& side) {
+      return std::ranges::any_of(
+          side.layers, [&](const LayerSide& layer) { return !has_constant_rotation(side.objective, layer.transform); });
+    });
+  }
+
+  void describe(PartReport& report, VerifyReport& whole) const override {
+    report.bits = 2;
+    report.default_limits = int2_thresholds();
+    Json& objectives = report.facts["objectives"] = Json::object();
+    for (const RotationSide& side : rotations) {
+      objectives[side.target.empty() ? "unknown" : side.target] = side.objective;
+      for (const auto& [id, transform] : side.layers) {
+        std::vector<double> values = mean_spectrum(transform);
+        if (!values.empty()) whole.spectra.push_back({name, id, side.target, std::move(values)});
+      }
+    }
+    report.facts["layers"] = part.layers.size();
+    report.facts["recipe"] = part.recipe.value("name", "");
+    if (!part.has_clip_ratios) return;
+    for (const auto& [id, key, value] : part.layers) {
+      whole.clips.push_back({name, id, clips_of(key), clips_of(value)});
     }
   }
-  return all;
-}
+
+  void check_own(std::vector<Check>& checks) const override {
+    if (rotations.size() < 2) {
+      checks.push_back({.name = "sides_agree", .message = "only one side is given: verify the folder that has both"});
+    }
+    for (const RotationSide& side : rotations) check_objective(side, checks);
+    check_group(rotations, part.key_codec.group_size, checks);
+    check_clip(rotations, part, checks);
+    check_fp8(rotations, checks);
+    check_spectrum(rotations, checks);
+    check_stretch(rotations, checks);
+    check_decomposition(rotations, checks);
+  }
+
+  [[nodiscard]] std::optional<KvMethod> method(Windows windows) const override {
+    if (rotations.size() < 2) return std::nullopt;
+    return method_of(part, windows);
+  }
+  [[nodiscard]] int group_size() const override { return part.key_codec.group_size; }
+
+  void take(int layer, LayerStream& stream, bool same_tokens, std::int64_t tokens, Backend& backend,
+            DataMoments& found) const override {
+    for (const RotationSide& side : rotations) {
+      take_covariance(layer, side.objective, stream, same_tokens, tokens, backend, found);
+    }
+  }
+  void take(const Statistics& statistics, DataMoments& found, std::vector<Check>& checks) const override {
+    for (const RotationSide& side : rotations) {
+      take_covariances(side, part.calibration.data_sha256, statistics, found, checks);
+    }
+  }
+  void check_on(const DataMoments& data, std::vector<Check>& checks) const override {
+    check_decomposition_on_data(rotations, data.covariances, checks);
+  }
+};
 
 }  // namespace
 
-std::unique_ptr<Subject> open_subject(const fs::path& path) {
-  if (is_coded_set(path)) return open_coded(path);
-  return std::make_unique<RotationSubject>(read_rotations(path));
-}
-
-RotationSubject read_rotations(const fs::path& path) {
-  if (!fs::is_directory(path)) {
-    RotationFile file = read_rotation_pt(path);
-    RotationSubject subject;
-    subject.path = path;
-    subject.sides = {{lone_target(path, file.objective), file.objective, std::move(file.layers)}};
-    return subject;
+RotationSides sides_of(const RotationPart& part) {
+  RotationSides sides{{"key", part.key_objective, {}}, {"value", part.value_objective, {}}};
+  for (const LayerRotation& layer : part.layers) {
+    sides[0].layers.push_back({layer.layer_id, layer.key});
+    sides[1].layers.push_back({layer.layer_id, layer.value});
   }
-  if (fs::exists(path / "manifest.json")) return read_folder(path, read_json(path / "manifest.json").at("objectives"));
-  return subject_of(path, false, read_rotation_set(path, ListedFiles::kChecked));
+  return sides;
 }
 
-RotationPart set_of(const RotationSubject& subject) {
-  OSCAR_CHECK(subject.sides.size() == 2 && subject.sides[0].layers.size() == subject.sides[1].layers.size());
-  RotationPart set = subject.set;
-  for (std::size_t i = 0; i < subject.sides[0].layers.size(); ++i) {
-    const auto& [id, key] = subject.sides[0].layers[i];
-    set.layers.push_back({id, without_covariances(key), without_covariances(subject.sides[1].layers[i].second)});
-  }
-  return set;
+std::unique_ptr<Subject> make_subject(const std::string& name, RotationPart part) {
+  return std::make_unique<RotationSubject>(name, std::move(part));
 }
 
-void RotationSubject::describe(VerifyReport& report) const {
-  Json& json = report.rotation_set;
-  json["format"] = ours ? "oscar.rotation_set.v1" : "foreign";
-  Json objectives = Json::object();
-  for (const SubjectSide& side : sides) objectives[side.target.empty() ? "unknown" : side.target] = side.objective;
-  json["objectives"] = objectives;
-  json["layers"] = sides.front().layers.size();
-  if (ours) {
-    json["model"] = to_json(set.model);
-    json["calibration"] = to_json(set.calibration);
-    json["calibration"].erase("blocks");
-    json["recipe"] = set.recipe.value("name", "");
-    json["verified_before"] = set.verification.is_object();
-  }
-  for (const SubjectSide& side : sides) {
-    for (const auto& [layer, transform] : side.layers) {
-      std::vector<double> values = mean_spectrum(transform);
-      if (!values.empty()) report.spectra.push_back({layer, side.target, std::move(values)});
-    }
-  }
-  report.clips = clips_of(*this);
+std::unique_ptr<Subject> make_subject(const fs::path& path, RotationFile file) {
+  return std::make_unique<RotationSubject>(path, std::move(file));
 }
 
-void RotationSubject::check_files(std::vector<Check>& checks) const {
-  if (!ours) return;
-  std::string message;
-  for (const std::string& clause : disagreements) message += (message.empty() ? "" : "; ") + clause;
-  checks.push_back({.name = "derived_files",
-                    .value = static_cast<double>(disagreements.size()),
-                    .limit = 0,
-                    .ok = disagreements.empty(),
-                    .message = message});
-}
-
-void RotationSubject::check(const verify::Expectation& expected, std::vector<Check>& checks) const {
-  verify::check_finite(*this, checks);
-  verify::check_coverage(*this, expected, checks);
-  verify::check_provenance(*this, expected, checks);
-  verify::check_fp8(*this, checks);
-  verify::check_orthogonality(*this, checks);
-  verify::check_spectrum(*this, checks);
-  verify::check_stretch(*this, checks);
-  verify::check_decomposition(*this, checks);
-}
-
-bool RotationSubject::measurable(const std::vector<Check>& checks) const {
-  constexpr std::array kNeeded{"finite", "shape", "layer_coverage", "sides_agree"};
-  return std::ranges::none_of(checks, [&](const Check& check) {
-    return check.ok == false && std::ranges::find(kNeeded, check.name) != kNeeded.end();
-  });
-}
-
-std::optional<KvMethod> RotationSubject::method(Windows of_report) const {
-  if (sides.size() != 2) return std::nullopt;
-  return method_of(set_of(*this), of_report);
-}
-
-verify::DataMoments RotationSubject::take(int layer, LayerStream& stream, bool same_tokens, std::int64_t tokens,
-                                          Backend& backend) const {
-  verify::DataMoments found;
-  for (const SubjectSide& side : sides) {
-    if (side.target.empty()) continue;
-    auto covariance = verify::covariance_of(side.objective, stream, backend);
-    if (covariance) found.covariances.push_back({layer, side.target, std::move(*covariance), same_tokens, tokens});
-  }
-  return found;
-}
-
-verify::DataMoments RotationSubject::take(const Statistics& statistics, std::vector<Check>& checks) const {
-  return {verify::covariances_of(*this, statistics, checks), {}};
-}
-
-void RotationSubject::check_on(const verify::DataMoments& data, std::vector<Check>& checks) const {
-  verify::check_decomposition_on_data(*this, data.covariances, checks);
-}
-
-VerifyThresholds RotationSubject::default_limits() const { return verify::int2_thresholds(); }
-
-}  // namespace oscar
+}  // namespace oscar::verify

@@ -9,9 +9,9 @@
 
 #include "base/json.hpp"
 #include "kernels/types.hpp"
-#include "model/config/identity.hpp"
 #include "measure/keys_read.hpp"
 #include "measure/predictions/model_data.hpp"
+#include "model/config/identity.hpp"
 #include "verify/report/report.hpp"
 
 namespace oscar::verify {

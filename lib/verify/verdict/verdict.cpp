@@ -14,12 +14,13 @@ namespace {
 
 std::string text_of(double value) { return fmt::format("{:.4g}", value); }
 
-/// "orthogonality failed (layer 3, key): … and 5 more": one line per check name.
-void add_structure_reasons(VerifyReport& report) {
+/// "orthogonality failed (layer 3, key): … and 5 more": one line per check name, of one part, or of the whole set.
+std::vector<std::string> structure_reasons(const VerifyReport& report, const std::string& part) {
   std::map<std::string, std::vector<const Check*>> failed;
   for (const Check& check : report.checks) {
-    if (check.ok == false) failed[check.name].push_back(&check);
+    if (check.ok == false && check.part == part) failed[check.name].push_back(&check);
   }
+  std::vector<std::string> reasons;
   for (const auto& [name, checks] : failed) {
     const Check& first = *checks.front();
     std::string where = first.layer ? "layer " + std::to_string(*first.layer) : "";
@@ -28,13 +29,22 @@ void add_structure_reasons(VerifyReport& report) {
     if (first.value && first.limit) line += ": " + text_of(*first.value) + " against " + text_of(*first.limit);
     if (!first.message.empty()) line += ": " + first.message;
     if (checks.size() > 1) line += "; and " + std::to_string(checks.size() - 1) + " more of this kind";
-    report.reasons.push_back(line);
+    reasons.push_back(line);
   }
+  return reasons;
 }
 
-const MethodReport* set_under_test(const VerifyReport& report) {
-  const auto found = std::ranges::find(report.methods, MethodKind::kThis, &MethodReport::kind);
+/// The figures of a part; null if it was not measured.
+const MethodReport* method_of(const VerifyReport& report, const PartReport& part) {
+  const auto found = std::ranges::find_if(report.methods, [&](const MethodReport& method) {
+    return method.kind == MethodKind::kThis && method.name == part.name;
+  });
   return found == report.methods.end() ? nullptr : &*found;
+}
+
+/// "rotations: ", where the set has several parts.
+std::string prefix_of(const VerifyReport& report, const PartReport& part) {
+  return report.parts.size() > 1 ? part.name + ": " : "";
 }
 
 /// A figure that a threshold holds.
@@ -47,17 +57,17 @@ struct Held {
   const char* needs;
 };
 
-std::vector<Held> held_figures(const MethodReport* set) {
+std::vector<Held> held_figures(const MethodReport* part) {
   constexpr const char* kAttention = "--dump, or --model with --text or --tokens";
   constexpr const char* kModel = "--model with --text or --tokens";
   std::optional<double> error, softmax_kl, kld, increase;
-  if (set != nullptr && set->attention) {
-    error = set->attention->output_rel_error;
-    softmax_kl = set->attention->softmax_kl;
+  if (part != nullptr && part->attention) {
+    error = part->attention->output_rel_error;
+    softmax_kl = part->attention->softmax_kl;
   }
-  if (set != nullptr && set->model && set->model->positions > 0) {
-    kld = set->model->kld_mean;
-    increase = set->model->ppl_ratio - 1;
+  if (part != nullptr && part->model && part->model->positions > 0) {
+    kld = part->model->kld_mean;
+    increase = part->model->ppl_ratio - 1;
   }
   using T = VerifyThresholds;
   return {
@@ -67,47 +77,67 @@ std::vector<Held> held_figures(const MethodReport* set) {
       {"ppl_increase", "relative perplexity increase", "--max-ppl-increase", &T::max_ppl_increase, increase, kModel}};
 }
 
-void hold(VerifyReport& report, const Held& held, const VerifyThresholds& given, const VerifyThresholds& defaults) {
+/// Of a part that fails its structure checks nothing need be measured.
+void hold(VerifyReport& report, PartReport& part, bool sound, const Held& held, const VerifyThresholds& given,
+          bool with_defaults) {
   const bool is_given = (given.*held.limit).has_value();
-  const std::optional<double> limit = is_given ? given.*held.limit : defaults.*held.limit;
+  std::optional<double> limit = given.*held.limit;
+  if (!limit && with_defaults) limit = part.default_limits.*held.limit;
   if (!limit) return;
   if (!held.value) {
-    // A set that fails its structure checks is rejected without being measured.
-    if (!is_given || !structure_ok(report)) return;
+    if (!is_given || !sound) return;
     throw UsageError(std::string(held.words) + " was not measured", held.option, std::string("give ") + held.needs);
   }
-  report.limits.push_back({held.figure, *held.value, *limit, is_given, is_given ? "" : defaults.measured_on});
+  report.limits.push_back(
+      {part.name, held.figure, *held.value, *limit, is_given, is_given ? "" : part.default_limits.measured_on});
   if (*held.value <= *limit) return;
-  report.reasons.push_back(std::string(held.words) + " " + text_of(*held.value) + " is above " +
-                           (is_given ? held.option + (" " + text_of(*limit))
-                                     : text_of(*limit) + ", the default for its bits (" + held.option + ")"));
+  part.reasons.push_back(std::string(held.words) + " " + text_of(*held.value) + " is above " +
+                         (is_given ? held.option + (" " + text_of(*limit))
+                                   : text_of(*limit) + ", the default for its bits (" + held.option + ")"));
 }
 
 /// Methods that take more bits may be better.
-void warn_if_worse(VerifyReport& report, const MethodReport& set, const MethodReport& other) {
-  if (other.kind != MethodKind::kBaseline || other.bits.fp16_at_context > set.bits.fp16_at_context + 1e-9) return;
+void warn_if_worse(VerifyReport& report, const std::string& prefix, const MethodReport& own,
+                   const MethodReport& other) {
+  if (other.kind != MethodKind::kBaseline || other.bits.fp16_at_context > own.bits.fp16_at_context + 1e-9) return;
   const auto warn = [&](const char* what, double mine, double theirs) {
     if (mine <= theirs) return;
-    report.warnings.push_back(fmt::format("worse than {}: {} {:.4g} against {:.4g}", other.name, what, mine, theirs));
+    report.warnings.push_back(
+        fmt::format("{}worse than {}: {} {:.4g} against {:.4g}", prefix, other.name, what, mine, theirs));
   };
-  if (set.attention && other.attention) {
-    warn("softmax KL", set.attention->softmax_kl, other.attention->softmax_kl);
-    warn("attention output error", set.attention->output_rel_error, other.attention->output_rel_error);
+  if (own.attention && other.attention) {
+    warn("softmax KL", own.attention->softmax_kl, other.attention->softmax_kl);
+    warn("attention output error", own.attention->output_rel_error, other.attention->output_rel_error);
   }
-  if (set.model && other.model) warn("model KL", set.model->kld_mean, other.model->kld_mean);
+  if (own.model && other.model) warn("model KL", own.model->kld_mean, other.model->kld_mean);
 }
 
 void warn_of_unknowns(VerifyReport& report) {
   std::map<std::string, std::pair<int, std::string>> unknown;
   for (const Check& check : report.checks) {
     if (check.ok) continue;
-    auto& [count, message] = unknown[check.name];
+    const bool several = report.parts.size() > 1 && !check.part.empty();
+    auto& [count, message] = unknown[(several ? check.part + ": " : "") + check.name];
     if (count++ == 0) message = check.message;
   }
   for (const auto& [name, entry] : unknown) {
     const std::string times = entry.first > 1 ? fmt::format(" ({} times)", entry.first) : "";
     report.warnings.push_back(fmt::format("{} is unknown{}: {}", name, times, entry.second));
   }
+}
+
+/// That of the readers; of a file that nobody reads, that of what is there.
+Verdict overall(const VerifyReport& report) {
+  if (!structure_ok(report)) return Verdict::kRejected;
+  bool accepted = false, rejected = false;
+  for (const PartReport& part : report.parts) {
+    const bool read = std::ranges::any_of(report.readers, [&](const auto& each) { return each.second == part.name; });
+    if (!read && !report.readers.empty()) continue;
+    accepted = accepted || part.verdict == Verdict::kAccepted;
+    rejected = rejected || part.verdict == Verdict::kRejected;
+  }
+  if (rejected && (!accepted || report.chosen_readers)) return Verdict::kRejected;
+  return accepted ? Verdict::kAccepted : Verdict::kNotMeasured;
 }
 
 }  // namespace
@@ -123,19 +153,29 @@ VerifyThresholds coded_thresholds(double bits) {
           kCodedLimitsMeasuredOn};
 }
 
-void judge(VerifyReport& report, const VerifyThresholds& given, const VerifyThresholds& defaults) {
-  add_structure_reasons(report);
-  const MethodReport* set = set_under_test(report);
-  for (const Held& held : held_figures(set)) hold(report, held, given, defaults);
-  report.verdict = !report.reasons.empty() ? Verdict::kRejected
-                   : report.limits.empty() ? Verdict::kNotMeasured
-                                           : Verdict::kAccepted;
-  for (const MethodReport& other : report.methods) {
-    if (set != nullptr) warn_if_worse(report, *set, other);
+void judge(VerifyReport& report, const VerifyThresholds& given, bool default_limits) {
+  const std::vector<std::string> of_structure = structure_reasons(report, "");
+  report.reasons.insert(report.reasons.end(), of_structure.begin(), of_structure.end());
+  const std::vector<std::string> of_all = report.reasons;
+  for (PartReport& part : report.parts) {
+    const std::string prefix = prefix_of(report, part);
+    const MethodReport* own = method_of(report, part);
+    const std::size_t first = report.limits.size();
+    part.reasons = structure_reasons(report, part.name);
+    const bool sound = of_structure.empty() && part.reasons.empty();
+    for (const Held& held : held_figures(own)) hold(report, part, sound, held, given, default_limits);
+    for (const std::string& reason : part.reasons) report.reasons.push_back(prefix + reason);
+    part.reasons.insert(part.reasons.begin(), of_all.begin(), of_all.end());
+    part.verdict = !part.reasons.empty()           ? Verdict::kRejected
+                   : report.limits.size() == first ? Verdict::kNotMeasured
+                                                   : Verdict::kAccepted;
+    if (own == nullptr) continue;
+    for (const MethodReport& other : report.methods) warn_if_worse(report, prefix, *own, other);
+    if (report.limits.size() == first && (own->attention || own->model)) {
+      report.warnings.push_back(prefix + "no figure of the set is held to a limit, so that none can accept it");
+    }
   }
-  if (set != nullptr && report.limits.empty() && (set->attention || set->model)) {
-    report.warnings.emplace_back("no figure of the set is held to a limit, so that none can accept it");
-  }
+  report.verdict = overall(report);
   warn_of_unknowns(report);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "fit/kept_layers.hpp"
+#include "fit/partial_folder.hpp"
 
 #include "base/errors.hpp"
 #include "base/files.hpp"
@@ -12,10 +12,10 @@ constexpr const char* kRecord = "fit.json";
 
 }  // namespace
 
-PartialFolder::PartialFolder(std::filesystem::path folder, const Json& of, Earlier earlier, Status* status)
+PartialFolder::PartialFolder(std::filesystem::path folder, const Json& of, Status& status)
     : folder_(std::move(folder)) {
   const fs::path record = folder_ / kRecord;
-  if (earlier == Earlier::kUse && fs::exists(record)) {
+  if (fs::exists(record)) {
     const Json found = read_json(record);
     remove_damaged(status);
     require(found, of);
@@ -30,29 +30,7 @@ PartialFolder::PartialFolder(std::filesystem::path folder, const Json& of, Earli
   write_json(record, of);
 }
 
-std::string PartialFolder::differences(const Json& one, const Json& other) {
-  std::string names;
-  const auto add = [&](const std::string& name) { names += (names.empty() ? "" : ", ") + name; };
-  for (const auto& [name, value] : one.items()) {
-    if (!other.contains(name) || other[name] != value) add(name);
-  }
-  for (const auto& [name, value] : other.items()) {
-    if (!one.contains(name)) add(name);
-  }
-  return names;
-}
-
-bool PartialFolder::is_of(const fs::path& folder, const Json& of) {
-  const fs::path record = folder / kRecord;
-  if (!fs::exists(record)) return false;
-  Json wanted = of, there = read_json(record);
-  for (Json* each : {&wanted, &there}) {
-    if (each->is_object()) each->erase(kDataOfLayers);
-  }
-  return wanted == there;
-}
-
-void PartialFolder::remove_damaged(Status* status) const {
+void PartialFolder::remove_damaged(Status& status) const {
   for (const fs::path& name : list_files(folder_)) {
     const fs::path file = folder_ / name;
     if (!name.string().starts_with("layer_") || name.extension() != ".safetensors") continue;
@@ -61,7 +39,7 @@ void PartialFolder::remove_damaged(Status* status) const {
       if (!kept.has_checksums()) throw DataError("there are no checksums", file.string(), "");
       kept.verify_all();
     } catch (const DataError& error) {
-      if (status != nullptr) status->notice(file.string() + ", kept by an earlier run, is made again: " + error.what());
+      status.notice(file.string() + ", kept by an earlier run, is made again: " + error.what());
       fs::remove(file);
     }
   }
@@ -78,8 +56,8 @@ void PartialFolder::require(const Json& found, const Json& of) const {
   }
   for (const auto& [id, print] : layers.items()) {
     if (!has(std::stoi(id)) || (earlier.contains(id) && earlier[id] == print)) continue;
-    throw DataError("layer " + id + " is fitted already, to other data than the dump has now", folder_.string(),
-                    "give the dump that it was fitted to, or leave --resume out to begin again");
+    throw DataError("layer " + id + " is taken already, of other data than the dump has now", folder_.string(),
+                    "give the dump that it was taken of, or leave --resume out to begin again");
   }
 }
 

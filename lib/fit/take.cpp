@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: MIT
+#include "fit/take.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "base/errors.hpp"
+#include "base/threads.hpp"
+#include "base/version.hpp"
+#include "measure/attention/attention_metrics.hpp"
+#include "method/coded_basis.hpp"
+#include "model/tokenizer/tokens.hpp"
+#include "moments/take.hpp"
+
+namespace oscar {
+namespace {
+
+struct LayerShape {
+  int key_dim = 0, value_dim = 0;
+  std::int64_t tokens = 0;
+};
+
+/// Reads no rows.
+LayerShape shape_of(int layer_id, LayerStream& rows) {
+  LayerShape shape;
+  rows.rewind();
+  for (QkvChunk chunk; rows.skip(chunk);) {
+    shape.key_dim = chunk.view.k.head_dim, shape.value_dim = chunk.view.v.head_dim;
+    shape.tokens += chunk.view.k.num_tokens;
+  }
+  if (shape.tokens == 0) throw DataError("no tokens", "layer " + std::to_string(layer_id), "dump again");
+  return shape;
+}
+
+/// Adds a token's rows to those of each head.
+void add_rows(const HeadsView& x, std::int64_t token, std::vector<std::vector<float>>& heads) {
+  const auto dim = static_cast<std::size_t>(x.head_dim);
+  heads.resize(static_cast<std::size_t>(x.num_heads));
+  for (int head = 0; head < x.num_heads; ++head) {
+    std::vector<float>& own = heads[static_cast<std::size_t>(head)];
+    own.resize(own.size() + dim);
+    x.row(token, head, std::span(own).last(dim));
+  }
+}
+
+/// Every n-th token, so that about `wanted` are taken.
+void take_rows(LayerStream& stream, std::int64_t tokens, std::int64_t wanted, LayerStatistics& layer) {
+  const std::int64_t stride = std::max<std::int64_t>(1, tokens / std::max<std::int64_t>(wanted, 1));
+  stream.rewind();
+  QkvChunk chunk;
+  for (std::int64_t first = 0; stream.next(chunk); first += chunk.view.k.num_tokens) {
+    for (std::int64_t t = 0; t < chunk.view.k.num_tokens; ++t) {
+      if ((first + t) % stride != stride / 2) continue;
+      add_rows(chunk.view.k, t, layer.key_rows);
+      add_rows(chunk.view.v, t, layer.value_rows);
+    }
+  }
+}
+
+LayerStatistics take_layer(int id, LayerStream& rows, const TakeOptions& options, const ErrorCosts& costs,
+                           const MeasureDamage& measure, Backend& backend) {
+  const LayerShape shape = shape_of(id, rows);
+  if (options.coded) {
+    const std::string why = why_not_coded(id, shape.key_dim, shape.value_dim);
+    if (!why.empty()) throw_not_coded(why);
+  }
+  LayerStatistics layer{.layer_id = id, .key_dim = shape.key_dim, .value_dim = shape.value_dim};
+  layer.first = take(rows, SumsWanted{options.moments, options.windows, options.coded}, backend);
+  layer.first_data = {0};
+  if (layer.first.fisher) (void)mean(*layer.first.fisher, options.windows);  // says so if there is no history
+  if (options.moments.contains(Moment::kSst)) {
+    layer.sst = take_sst(rows, layer.first.sums.at(Moment::kQqt).mean(), backend);
+  }
+  layer.centred = !options.uncentred.contains(id);
+  take_rows(rows, shape.tokens, options.sample_rows, layer);
+  if (options.clip) layer.sample = sample_layer(rows, options.windows, *options.clip);
+  if (!options.coded) return layer;
+  const auto cost = costs.find(id);
+  if (cost != costs.end()) layer.cost = cost->second;
+  if (cost == costs.end() && measure) layer.damage = damage_of(layer, options.windows, measure, backend);
+  return layer;
+}
+
+LayerStatistics read_taken(const std::filesystem::path& path, int layer_id) {
+  std::vector<LayerStatistics> layers = read_statistics({path}).layers;
+  if (layers.size() == 1 && layers.front().layer_id == layer_id) return std::move(layers.front());
+  throw DataError("this is not layer " + std::to_string(layer_id), path.string(), "remove it");
+}
+
+/// All that decides what is taken; bits and scopes do not.
+Json record_of(const QkvSource& source, const TakeOptions& options) {
+  Json recipe = options.recipe;
+  for (const Moment moment : options.moments) recipe["sums"].push_back(name_of(moment));
+  if (options.clip) recipe["clip_seed"] = options.clip->seed;
+  return {{"oscar_version", kVersion},
+          {"model", to_json(source.model())},
+          {"calibration", to_json(source.calibration())},
+          {"layers", source.layer_ids()},
+          {"recipe", std::move(recipe)},
+          {"windows", {options.windows.sink, options.windows.recent}}};
+}
+
+}  // namespace
+
+Statistics take(QkvSource& source, const TakeOptions& options, const ErrorCosts& costs, const MeasureDamage& measure,
+                const PartialFolder* folder, Backend& backend, Status& status) {
+  Statistics out{.model = source.model(), .data = {source.calibration()}, .windows = options.windows, .layers = {}};
+  out.recipe = options.recipe, out.clip = options.clip;
+  const std::vector<int>& ids = source.layer_ids();
+  out.layers.resize(ids.size());
+  std::vector<int> missing;
+  std::vector<std::size_t> places;  // of those in `ids`
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (folder == nullptr || !folder->has(ids[i])) missing.push_back(ids[i]), places.push_back(i);
+  }
+  // A trial is measured on the layer's rows.
+  const auto is_tried = [&](int id) { return options.coded && measure && !costs.contains(id); };
+  const int lanes = std::ranges::any_of(ids, is_tried) ? 1 : backend.work_shape().concurrent_layers;
+  std::atomic<std::int64_t> done = 0;
+  const auto take_one = [&](std::size_t i, const std::unique_ptr<LayerStream>& rows) {
+    LayerStatistics layer = take_layer(missing[i], *rows, options, costs, measure, backend);
+    if (folder != nullptr) {
+      Statistics alone{.model = out.model, .data = out.data, .windows = out.windows, .layers = {std::move(layer)}};
+      alone.recipe = out.recipe, alone.clip = out.clip;
+      write_statistics(folder->file_of(missing[i]), alone);
+    } else {
+      out.layers[places[i]] = std::move(layer);
+    }
+    status.progress("layers taken", ++done, std::ssize(missing));
+  };
+  if (!missing.empty()) for_each_layer(source, missing, lanes, take_one);
+  if (folder == nullptr) return out;
+  parallel_for(ids.size(), [&](std::size_t i) { out.layers[i] = read_taken(folder->file_of(ids[i]), ids[i]); });
+  return out;
+}
+
+std::string why_not_coded(int layer_id, int key_dim, int value_dim) {
+  for (const auto& [side, dim] : {std::pair{"keys", key_dim}, {"values", value_dim}}) {
+    if (dim % kLevelBlock == 0) continue;
+    return fmt::format("heads of {} have {} channels in layer {}, and the coded cache takes multiples of {}", side, dim,
+                       layer_id, kLevelBlock);
+  }
+  return "";
+}
+
+void throw_not_coded(const std::string& why) {
+  throw DataError(why, "--recipe coded", "fit another recipe, or leave such layers out with --layers");
+}
+
+std::string why_not_coded(const ModelConfig& config, std::vector<int> layers) {
+  if (std::string why = config.why_irreplaceable(); !why.empty()) return "the coded cache does not take " + why;
+  if (layers.empty()) layers = config.cache_layers();
+  for (const int id : layers) {
+    if (id >= config.num_layers) continue;  // told where layers are opened
+    const MixerSpec& mixer = config.block(id).mixer;
+    if (std::string why = why_not_coded(id, mixer.head_dim, mixer.value_dim); !why.empty()) return why;
+  }
+  return "";
+}
+
+std::string why_not_coded(QkvSource& dump) {
+  for (const int id : dump.layer_ids()) {
+    QkvChunk chunk;
+    if (!dump.open(id)->skip(chunk)) continue;  // told where it is taken
+    if (std::string why = why_not_coded(id, chunk.view.k.head_dim, chunk.view.v.head_dim); !why.empty()) return why;
+  }
+  return "";
+}
+
+Statistics take(const FitData& data, const FitOptions& options, const OpenPartial& partial, Backend& backend,
+                Status& status) {
+  const FitPlan plan = plan_parts(options, data.uncodable.empty());
+  if (plan.coded && !data.uncodable.empty()) throw_not_coded(data.uncodable);
+  TakeOptions taken{.moments = plan.moments(), .windows = options.windows, .coded = plan.coded, .uncentred = {}};
+  for (const auto& [part, recipe] : plan.rotations) {
+    if (options.clip == "auto") taken.clip = options.clip_fit;
+    // What share of the energy of keys their mean has, of which rotations without means cannot take hold.
+    if (!recipe.center) taken.moments.insert({Moment::kKeys, Moment::kKtk});
+  }
+  taken.recipe = {{"sample_rows", taken.sample_rows}};
+  std::vector<TokenSequence> texts;  // about which the model is asked; none of a dump
+  const bool live = data.runner != nullptr;
+  if (live) taken.uncentred = layers_that_feel_shifts(*data.runner);
+  if (plan.coded && live) {
+    const bool gpu = !backend.description().starts_with("cpu");
+    texts = cost_texts({data.sequences.begin(), data.sequences.end()}, gpu, options.windows);
+  } else if (plan.coded) {
+    status.notice("a dump does not tell what errors cost the model: bits follow errors of attention outputs");
+  }
+  if (plan.coded) {
+    taken.recipe = {{"plain_part", live ? kPlainCostPart : kPlainQueryPart},
+                    {"sample_rows", taken.sample_rows},
+                    {"damage", live ? "model KL" : "attention output error"},
+                    {"damage_tokens", describe(texts).tokens}};
+  }
+  if (data.context > 0) taken.recipe["context"] = data.context;
+  if (!data.uncodable.empty()) taken.recipe[kNotCoded] = data.uncodable;
+  const PartialFolder* const kept = partial ? partial(record_of(data.source, taken)) : nullptr;
+  ErrorCosts costs;
+  if (!texts.empty()) {
+    costs =
+        costs_on(texts, data.context, options.windows, *data.runner, data.source.layer_ids(), kept, backend, status);
+  }
+  const MeasureDamage measure = [&](const CodedPart& coded) {
+    return measure_attention_damage(data.source, coded, backend);
+  };
+  return take(data.source, taken, costs, measure, kept, backend, status);
+}
+
+}  // namespace oscar

@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: MIT
+// What every part of a set is held to, whatever its kind: the files that the manifest lists, the model and the data
+// that it was fitted on, its layers and their shapes, finite numbers, and matrices that undo each other.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <iterator>
+#include <limits>
+#include <set>
+
+#include "base/files.hpp"
+#include "base/sha256.hpp"
+#include "base/text.hpp"
+#include "base/threads.hpp"
+#include "verify/structure/checks.hpp"
+#include "verify/structure/matrix.hpp"
+
+namespace oscar::verify {
+namespace {
+
+/// What is wrong with one listed file; empty if nothing is.
+std::string defect_of(const fs::path& folder, const Json& entry) {
+  const std::string name = entry.value("path", "");
+  if (!is_safe_relative_path(name)) return "the manifest lists \"" + name + "\", which leads out of the folder";
+  const fs::path file = folder / name;
+  if (!fs::is_regular_file(file)) return name + " is missing";
+  if (file_size(file) != entry.value("size", std::uint64_t{0}))
+    return name + " does not have the size it was written with";
+  if (sha256_file(file) != entry.value("sha256", "")) return name + " was changed after it was written";
+  return "";
+}
+
+void check_config(const ModelIdentity& fitted, const ModelIdentity& measured, std::vector<Check>& checks) {
+  if (fitted.config_sha256.empty() || measured.config_sha256.empty()) {
+    checks.push_back({.name = "model_identity",
+                      .message = fitted.config_sha256.empty()
+                                     ? "the set does not say which model it was fitted on"
+                                     : "nothing says which model the set is meant for: give --model or --stats"});
+    return;
+  }
+  const bool same = fitted.config_sha256 == measured.config_sha256;
+  checks.push_back({.name = "model_identity",
+                    .ok = same,
+                    .message = same ? "" : "fitted on another model (" + fitted.id + "): config.json differs"});
+}
+
+/// Another commit may hold other weights, or only another README: that cannot be decided here.
+void check_revision(const ModelIdentity& fitted, const ModelIdentity& measured, std::vector<Check>& checks) {
+  if (fitted.revision.empty() || measured.revision.empty()) return;
+  const bool same = fitted.revision == measured.revision;
+  checks.push_back({.name = "model_revision",
+                    .ok = same ? std::optional(true) : std::nullopt,
+                    .message = same ? ""
+                                    : "fitted on commit " + fitted.revision + " of the model, which is now " +
+                                          measured.revision + ": the set is stale if the weights changed"});
+}
+
+void check_tokens(const SetUnderTest& set, std::vector<Check>& checks) {
+  std::int64_t dim = 0;
+  for (const auto& part : set.parts) {
+    if (!part->made_of_data()) continue;
+    for (const StoredSide& side : part->sides()) dim = std::max<std::int64_t>(dim, side.transform.rotation.dim);
+  }
+  if (dim == 0) return;
+  const std::int64_t tokens = set.calibration.tokens, needed = kMinCalibrationTokensPerDim * dim;
+  std::optional<bool> ok = tokens >= needed;
+  std::string message = *ok ? "" : "fitted on too few tokens: directions are those of chance; fit on more text";
+  if (tokens == 0) ok = std::nullopt, message = "the set does not say how many tokens it was fitted on";
+  checks.push_back(
+      {"calibration_tokens", {}, "", static_cast<double>(tokens), static_cast<double>(needed), ok, message});
+}
+
+/// "0, 1, 5 …": at most eight.
+std::string list_text(const std::vector<int>& ids) {
+  std::string text;
+  for (std::size_t i = 0; i < ids.size() && i < 8; ++i) text += (i == 0 ? "" : ", ") + std::to_string(ids[i]);
+  return ids.size() > 8 ? text + " …" : text;
+}
+
+/// have: the layers of one side.
+void check_layers(const std::string& target, const std::set<int>& have, const Expectation& expected,
+                  std::vector<Check>& checks) {
+  const int num_layers = expected.model.num_layers;
+  Check check{.name = "layer_coverage", .target = target, .value = static_cast<double>(have.size())};
+  std::vector<int> of_model = expected.model.cache_layers;
+  for (int id = 0; id < num_layers && expected.model.cache_layers.empty(); ++id) of_model.push_back(id);
+  std::vector<int> missing;
+  const auto lacks = [&](int id) { return !have.contains(id); };
+  std::ranges::copy_if(expected.data_layers, std::back_inserter(missing), lacks);
+  std::ranges::copy_if(of_model, std::back_inserter(missing), lacks);
+  if (num_layers == 0) {
+    if (!missing.empty()) check.ok = false;
+    check.message = !missing.empty() ? "the data has layers that the set lacks: " + list_text(missing)
+                                     : "nothing says how many layers the model has: give --model or --stats";
+  } else {
+    const bool beyond = !have.empty() && *have.rbegin() >= num_layers;
+    if (!missing.empty()) check.message = "nothing for layers " + list_text(missing) + " of " + expected.origin;
+    if (beyond) check.message = "layer " + std::to_string(*have.rbegin()) + " does not exist by " + expected.origin;
+    check.limit = static_cast<double>(of_model.size());
+    check.ok = check.message.empty();
+  }
+  checks.push_back(std::move(check));
+}
+
+Check shape_of(const StoredSide& side, bool may_share, const Expectation& expected) {
+  const ModelIdentity& model = expected.model;
+  const auto of_layer = expected.dims.find(side.layer_id);
+  const bool value = side.target == "value";
+  const int dim = of_layer != expected.dims.end() ? (value ? of_layer->second.value : of_layer->second.key)
+                                                  : (value && model.value_dim > 0 ? model.value_dim : model.head_dim);
+  const MatrixStack& matrix = side.transform.rotation;
+  Check check{"shape", side.layer_id, side.target, matrix.dim, {}, true, ""};
+  if (dim > 0) check.limit = dim;
+  if (dim > 0 && matrix.dim != dim) check.message = "the model's head_dim is " + std::to_string(dim);
+  const bool shared = may_share && matrix.count == 1;
+  if (model.num_key_value_heads > 0 && !shared && matrix.count != model.num_key_value_heads) {
+    check.message = "the model has " + plural(model.num_key_value_heads, "key-value head");
+  }
+  if (!check.message.empty()) {
+    check.ok = false;
+  } else if (dim == 0) {
+    check.ok = std::nullopt;
+    check.message = "nothing says what head_dim the model has: give --model, --dump or --stats";
+  }
+  return check;
+}
+
+Check finite_check(const StoredSide& side) {
+  std::vector<std::span<const double>> all = side.more;
+  for (const auto& own : {std::span(side.transform.rotation.data), std::span(side.transform.read_rotation.data),
+                          std::span(side.transform.mean)}) {
+    all.emplace_back(own);
+  }
+  double bad = 0;
+  for (const auto& values : all) {
+    bad += static_cast<double>(std::ranges::count_if(values, [](double x) { return !std::isfinite(x); }));
+  }
+  return {"finite",
+          side.layer_id,
+          side.target,
+          bad,
+          0.0,
+          bad == 0,
+          bad == 0 ? "" : "the file holds NaN or infinity: fit the set again"};
+}
+
+/// max |a^T a - I|; infinity if a is not finite.
+double orthogonality_error(std::span<const double> a, std::size_t dim) {
+  Matrix gram = multiply_transposed(a, a, dim);
+  double worst = 0;
+  for (std::size_t i = 0; i < dim; ++i) gram[i * dim + i] -= 1.0;
+  for (const double x : gram) {
+    if (!std::isfinite(x)) return std::numeric_limits<double>::infinity();
+    worst = std::max(worst, std::abs(x));
+  }
+  return worst;
+}
+
+double worst_error(const MatrixStack& stack) {
+  double worst = 0;
+  for (int m = 0; m < stack.count; ++m) {
+    worst = std::max(worst, orthogonality_error(stack[m], static_cast<std::size_t>(stack.dim)));
+  }
+  return worst;
+}
+
+std::vector<double> row_lengths(std::span<const double> matrix, std::size_t dim) {
+  std::vector<double> lengths(dim);
+  for (std::size_t i = 0; i < matrix.size(); ++i) lengths[i / dim] += matrix[i] * matrix[i];
+  for (double& length : lengths) length = std::sqrt(length);
+  return lengths;
+}
+
+/// max |rotation read^T - I|, each entry relative to the lengths of the rows that meet in it: a key's channel is as
+/// large as its row of the write side is short, so that this is what is left of a logit.
+double worst_pair_error(const MatrixStack& rotation, const MatrixStack& read) {
+  if (read.dim != rotation.dim || read.count != rotation.count) return std::numeric_limits<double>::infinity();
+  double worst = 0;
+  const auto dim = static_cast<std::size_t>(rotation.dim);
+  for (int m = 0; m < rotation.count; ++m) {
+    const Matrix product = multiply(rotation[m], transpose(read[m], dim), dim);
+    const std::vector<double> written = row_lengths(rotation[m], dim), lengths = row_lengths(read[m], dim);
+    for (std::size_t i = 0; i < product.size(); ++i) {
+      const double scale = written[i / dim] * lengths[i % dim];
+      const double error = std::abs(product[i] - (i / dim == i % dim ? 1.0 : 0.0)) / scale;
+      worst = std::isnan(error) ? std::numeric_limits<double>::infinity() : std::max(worst, error);
+    }
+  }
+  return worst;
+}
+
+MatrixStack as_bf16(MatrixStack stack) {
+  for (double& x : stack.data) x = round_to_bf16(static_cast<float>(x));
+  return stack;
+}
+
+/// The read side undoes the write side, or the matrices are orthogonal: exactly, and as servers cast them.
+void check_inverse(const StoredSide& side, std::vector<Check>& checks) {
+  const Transform& t = side.transform;
+  const bool pair = t.read_rotation.count > 0;
+  const std::string name = pair ? "inverse_pair" : "orthogonality";
+  const std::string remedy = pair ? "the read side does not undo the write side: fit the set again"
+                                  : "the inverse of the matrix is not its transpose: fit the set again";
+  const double exact = pair ? worst_pair_error(t.rotation, t.read_rotation) : worst_error(t.rotation);
+  const double served =
+      pair ? worst_pair_error(as_bf16(t.rotation), as_bf16(t.read_rotation)) : worst_error(as_bf16(t.rotation));
+  const bool exact_ok = exact <= kOrthogonalityLimit;
+  const bool served_ok = served <= kBf16OrthogonalityLimit;
+  checks.push_back({name, side.layer_id, side.target, exact, kOrthogonalityLimit, exact_ok, exact_ok ? "" : remedy});
+  checks.push_back({name + "_bf16", side.layer_id, side.target, served, kBf16OrthogonalityLimit, served_ok,
+                    served_ok ? "" : "after the cast that servers make, " + remedy});
+}
+
+}  // namespace
+
+void check_file_hashes(const std::filesystem::path& path, std::vector<Check>& checks) {
+  const fs::path manifest_path = path / "manifest.json";
+  if (!fs::is_directory(path) || !fs::exists(manifest_path)) {
+    checks.push_back({.name = "file_hashes", .message = "there is no manifest that lists hashes"});
+    return;
+  }
+  const Json manifest = read_json(manifest_path);
+  validate_json(manifest, kSetSchema, manifest_path.string());
+  const Json& files = manifest.at("files");
+  std::vector<std::string> found(files.size());
+  parallel_for(found.size(), [&](std::size_t i) { found[i] = defect_of(path, files[i]); });
+  std::string defects;
+  double bad = 0;
+  for (const std::string& defect : found) {
+    if (defect.empty()) continue;
+    bad += 1;
+    defects += (defects.empty() ? "" : "; ") + defect;
+  }
+  if (bad > 0) defects += ": pull or fit the set again";
+  checks.push_back({"file_hashes", {}, "", bad, 0.0, bad == 0, defects});
+}
+
+void check_provenance(const SetUnderTest& set, const Expectation& expected, std::vector<Check>& checks) {
+  check_config(set.model, expected.model, checks);
+  check_revision(set.model, expected.model, checks);
+  check_tokens(set, checks);
+}
+
+void check_shared(const Subject& subject, const Expectation& expected, std::vector<Check>& checks) {
+  const std::vector<StoredSide> sides = subject.sides();
+  std::map<std::string, std::set<int>> layers;
+  for (const StoredSide& side : sides) layers[side.target].insert(side.layer_id);
+  for (const auto& [target, have] : layers) check_layers(target, have, expected, checks);
+  std::vector<std::vector<Check>> found(sides.size());
+  parallel_for(sides.size(), [&](std::size_t i) {
+    found[i] = {finite_check(sides[i]), shape_of(sides[i], subject.may_share_matrices(), expected)};
+    check_inverse(sides[i], found[i]);
+  });
+  for (const auto& each : found) checks.insert(checks.end(), each.begin(), each.end());
+}
+
+bool measurable(const std::vector<Check>& checks) {
+  constexpr std::array kNeeded{"finite", "shape", "layer_coverage"};
+  return std::ranges::none_of(checks, [&](const Check& check) {
+    return check.ok == false && std::ranges::find(kNeeded, check.name) != kNeeded.end();
+  });
+}
+
+}  // namespace oscar::verify
