@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# On a machine with an NVIDIA GPU, torch and transformers: cache.sh [OPTION...], Int2Cache on the kernels: its tests, its
+# On a machine with an NVIDIA GPU, torch and transformers: cache.sh [OPTION...], PackedCache on the kernels: its tests, its
 # fidelity and its speed; options: tests/bench/bench_cache.py. See place.sh for what is run. Writes cache.json and
 # cache-tests.log into $OUT or .gpu/out. Exit status 1 if a test failed or the KL divergence is not that of `oscar verify`.
 set -euo pipefail

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""oscar_kv.Int2Cache beside bfloat16 caches: bench_cache.py [--json FILE] [--commit HASH] [--gpu TEXT] [OPTION...]
+"""oscar_kv.PackedCache beside bfloat16 caches: bench_cache.py [--json FILE] [--commit HASH] [--gpu TEXT] [OPTION...]
 
 Speed: a model of Qwen3-8B's shape with random weights, bfloat16; rows of random keys and values fill the caches, then the model writes a
 token at a time for the whole batch.
@@ -56,12 +56,11 @@ def random_set(config, codec):
     def side(clip):
         rotation = torch.linalg.qr(torch.randn(heads, dim, dim))[0]
         if codec == "coded":
-            return oscar_kv.Side(rotation, rotation, None, None, None, None, 2**bits, 4.0 / 2**bits, torch.ones(heads, dim))
-        return oscar_kv.Side(rotation, rotation, None, clip, None, None)
+            return oscar_kv.Side(rotation, rotation, None, None, 2**bits, 4.0 / 2**bits, torch.ones(heads, dim))
+        return oscar_kv.Side(rotation, rotation, None, torch.tensor([clip]))
 
-    described = {"name": "coded"} if codec == "coded" else {"name": "minmax", "levels": [4, 4], "group_size": 0}
     layers = {i: oscar_kv.Layer(i, side(0.96), side(0.92)) for i in range(config.num_hidden_layers)}
-    return oscar_kv.RotationSet({"codec": described, "windows": WINDOWS}, layers)
+    return oscar_kv.SetPart(layers, tuple(WINDOWS.values()), None if codec == "coded" else oscar_kv.Int2Codec())
 
 
 class InPlaceLayer(CacheLayerMixin):
@@ -101,11 +100,11 @@ class InPlaceLayer(CacheLayerMixin):
 def cache_of(way, sets, config, length):
     if way.startswith("bf16"):
         return transformers.Cache(layers=[InPlaceLayer(length) for _ in range(config.num_hidden_layers)])
-    return oscar_kv.Int2Cache(sets[way], config, path="kernel", exact_prompt=True, max_length=length + 1024)
+    return oscar_kv.PackedCache(sets[way], config, path="kernel", exact_prompt=True, max_length=length + 1024)
 
 
 def bytes_of(cache):
-    if isinstance(cache, oscar_kv.Int2Cache):
+    if isinstance(cache, oscar_kv.PackedCache):
         return cache.nbytes()
     return sum(x.nbytes for layer in cache.layers for x in (layer.keys, layer.values))
 
@@ -181,7 +180,7 @@ def speed(options):
         for batch in options.batches:
             row = {"context": context, "batch": batch}
             for way in WAYS:
-                model.set_attn_implementation("sdpa" if way.startswith("bf16") else oscar_kv.INT2_ATTENTION)
+                model.set_attn_implementation("sdpa" if way.startswith("bf16") else oscar_kv.PACKED_ATTENTION)
                 torch.backends.cuda.enable_cudnn_sdp(way != "bf16, flash")
                 try:
                     row[way] = measure(model, way, sets, batch, context, options)
@@ -196,14 +195,13 @@ def speed(options):
 
 @torch.no_grad()
 def kld_by_cache(folder, ids, windows, options):
-    rotations = oscar_kv.read_set(folder)
-    rotations = dataclasses.replace(rotations, manifest=rotations.manifest | {"windows": windows})
+    part = dataclasses.replace(oscar_kv.read_set(folder), windows=tuple(windows.values()))
     model = transformers.AutoModelForCausalLM.from_pretrained(SAMPLE, dtype=torch.float32).eval().to(options.device)
     ids = torch.from_numpy(ids).long().to(options.device)
     exact = model(ids).logits.double().log_softmax(-1)
-    model.set_attn_implementation(oscar_kv.INT2_ATTENTION)
-    cache = oscar_kv.Int2Cache(rotations, model.config, path="kernel")
-    found = model(ids, past_key_values=cache).logits.double().log_softmax(-1)
+    model.set_attn_implementation(oscar_kv.PACKED_ATTENTION)
+    cache = oscar_kv.PackedCache(part, model.config, path="kernel")
+    found = torch.cat([model(part, past_key_values=cache).logits for part in ids.split(1, 1)], 1).double().log_softmax(-1)
     return float((exact.exp() * (exact - found)).sum(-1)[:, :-1].mean())
 
 

@@ -39,20 +39,15 @@ def side_of(bits):
     """bits: of each KV head's blocks; None: INT2 as published sets have it."""
     rotation = torch.linalg.qr(torch.randn(1 if bits is None else KV_HEADS, DIM, DIM))[0]
     if bits is None:
-        return oscar_kv.Side(rotation, rotation, None, 0.96, None, None)
+        return oscar_kv.Side(rotation, rotation, None, torch.tensor([0.96]))
     levels = (1 << torch.tensor(bits)).int().repeat_interleave(8, 1)
-    return oscar_kv.Side(rotation, rotation, None, 0.0, None, None, levels, steps_for(bits, DIM), torch.ones(KV_HEADS, DIM))
+    return oscar_kv.Side(rotation, rotation, None, None, levels, steps_for(bits, DIM), torch.ones(KV_HEADS, DIM))
 
 
 def slots_for(plan):
-    manifest = {"codec": {"name": "coded", "bits": 2} if plan else {"name": "minmax", "levels": [4, 4], "group_size": 0},
-                "windows": {"sink": SINK, "recent": RECENT}}
-    sides, device = [], torch.device("cuda")
-    for name in ("key", "value"):
-        sides.append(packed_layer.LayerSide(name, 0, side_of(dealt(plan[name], KV_HEADS, 0) if plan else None)))
-        sides[-1].place(KV_HEADS, DIM, device, torch.bfloat16)
-    packed = packed_layer.slots_of(manifest["codec"], *sides, KV_HEADS, DIM, device)
-    return packed
+    sides = [side_of(dealt(plan[name], KV_HEADS, 0) if plan else None) for name in ("key", "value")]
+    codec = None if plan else oscar_kv.Int2Codec()
+    return packed_layer.slots_of(codec, oscar_kv.Layer(0, *sides), KV_HEADS, DIM, torch.device("cuda"), torch.bfloat16)
 
 
 def random_rows(*shape):

@@ -3,7 +3,7 @@
 
 real_model_generate.py --model FILE.gguf --texts DIR --results FILE.json --sets DIR [--device cuda] [--prompts N] [--tokens N]
                        [--only NAME[=FOLDER] ...]
-Greedy continuations of 1,024 tokens of text, through transformers and oscar_kv.Int2Cache, beside transformers' own bfloat16
+Greedy continuations of 1,024 tokens of text, through transformers and oscar_kv.PackedCache, beside transformers' own bfloat16
 cache. The figures go into FILE.json under "generation":
   first_difference  mean number of tokens that equal bf16's before the first that does not (at most --tokens)
   agreement         share of positions at which both wrote the same token
@@ -92,7 +92,7 @@ def main():
     document = json.loads(options.results.read_text())
 
     def run(name, make_cache, exact, path):
-        model.set_attn_implementation("sdpa" if path == "bf16" else oscar_kv.INT2_ATTENTION)
+        model.set_attn_implementation("sdpa" if path == "bf16" else oscar_kv.PACKED_ATTENTION)
         written = continue_greedily(model, prompts, make_cache, options.tokens)
         answers = continue_greedily(model, chat, make_cache, options.tokens)
         row = compare(name, written, written if exact is None else exact, answers, end, path)
@@ -114,7 +114,7 @@ def main():
     for wanted in options.only or list(folders):
         name, _, folder = wanted.partition("=")
         rotations = oscar_kv.read_set(options.sets / (folder or folders[name]))
-        keep(run(name, lambda: oscar_kv.Int2Cache(rotations, model.config, exact_prompt=True), exact, "Int2Cache")[1])
+        keep(run(name, lambda: oscar_kv.PackedCache(rotations, model.config, exact_prompt=True), exact, "PackedCache")[1])
 
 
 if __name__ == "__main__":

@@ -97,13 +97,11 @@ def random_set(coded, heads, dim):
     def side():
         rotation = torch.linalg.qr(torch.randn(1 if not coded else heads, dim, dim))[0]
         if not coded:
-            return oscar_kv.Side(rotation, rotation, None, 0.96, None, None)
+            return oscar_kv.Side(rotation, rotation, None, torch.tensor([0.96]))
         ones = torch.ones(heads, dim)
-        return oscar_kv.Side(rotation, rotation, None, 0.0, None, None, (4 * ones).int(), ones, ones)
+        return oscar_kv.Side(rotation, rotation, None, None, (4 * ones).int(), ones, ones)
 
-    manifest = {"codec": {"name": "coded", "bits": 2} if coded else {"name": "minmax", "levels": [4, 4], "group_size": 0},
-                "windows": {"sink": 64, "recent": 256}}
-    return oscar_kv.RotationSet(manifest, {0: oscar_kv.Layer(0, side(), side())})
+    return oscar_kv.SetPart({0: oscar_kv.Layer(0, side(), side())}, (64, 256), None if coded else oscar_kv.Int2Codec())
 
 
 def decode_step(backend, batch, length, heads, kv_heads, dim):
@@ -176,7 +174,7 @@ def main():
     wrong = False
     for each in options.record:
         path, name = each.split("=", 1)
-        record, rotations = torch.load(path), oscar_kv.read_set(name).to_torch()
+        record, rotations = torch.load(path), oscar_kv.read_set(name, "vllm").to_torch()
         for kernels in (True, False):
             why = None if kernels else "as asked for"
             with mock.patch.object(vllm_backend, "why_no_decode", lambda *_: why) if why else mock.patch.object(vllm_backend, "_log"):

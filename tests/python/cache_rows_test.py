@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The rows of an Int2Cache, packed and in windows, and attention to them, by kernels against torch: cache_rows_test.py [RowsTest.test_…]
+"""The rows of a PackedCache, packed and in windows, and attention to them, by kernels against torch: cache_rows_test.py [RowsTest.test_…]
 
 On the CPU by the operators there; on a GPU by the kernels if OSCAR_TEST_DEVICE=cuda, exit status 77 if there is none.
 """
@@ -7,25 +7,21 @@ import dataclasses
 import itertools
 import os
 import sys
-import types
 import unittest
-from pathlib import Path
-from unittest import mock
 
 try:
     import numpy as np
     import oscar_kv
     import torch
     import transformers
-    from oscar_kv import cache_rows, int2_cache, packed_layer
+    from oscar_kv import Int2Codec, packed_cache, packed_layer
     from oscar_kv.cache_rows import DecodeClock, LayerRows
+    from sample_sets import GOLDEN, MODEL, sample_set
 except ImportError as missing:
     print(f"skipped: {missing}; run scripts/setup.sh --tests")
     sys.exit(77)
 
 DEVICE = os.environ.get("OSCAR_TEST_DEVICE", "cpu")
-PROJECT = Path(os.environ["OSCAR_PROJECT"])
-SAMPLE, GOLDEN, ZOO = (PROJECT / x for x in ("tests/data/qwen3-2m", "tests/data/golden/qwen3-2m", "zoo/sample/qwen3-2m"))
 torch.set_num_threads(1)
 SINK, RECENT = 4, 8
 
@@ -34,34 +30,30 @@ def random(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
-def codec(name="minmax", group_size=0, scale_dtype="float32"):
-    return {"name": name, "levels": [4, 4], "group_size": group_size, "scale_dtype": scale_dtype}
-
-
-def side(heads, dim, seed, centred=False, clip=0.95, head_clip_ratios=None, levels=None):
+def side(heads, dim, seed, centred=False, clips=(0.95,), levels=None):
     """Random matrices that are no rotations."""
     rotation = torch.linalg.qr(random(heads, dim, dim, seed=seed).cpu())[0] * torch.linspace(0.5, 2, dim)
     read = torch.linalg.inv(rotation).transpose(-1, -2).contiguous()
     mean = random(heads, dim, seed=seed + 1).cpu() if centred else None
     if levels is None:
-        return oscar_kv.Side(rotation, read, mean, clip, head_clip_ratios, None)
+        return oscar_kv.Side(rotation, read, mean, torch.tensor(clips))
     sigma = torch.linspace(0.5, 2, dim).expand(heads, dim)
-    return oscar_kv.Side(rotation, read, mean, 0.0, None, None, torch.full((heads, dim), levels, dtype=torch.int32), 6 * sigma / levels, sigma)
+    return oscar_kv.Side(rotation, read, mean, None, torch.full((heads, dim), levels, dtype=torch.int32), 6 * sigma / levels, sigma)
 
 
-def rows_of(described, dim=64, keys=None, **options):
+def rows_of(codec, dim=64, keys=None, **options):
     """Of a layer of two heads, of which the keys are centred; keys: in place of them."""
     layer = oscar_kv.Layer(3, keys or side(2, dim, 0, centred=True, **options), side(2, dim, 7, **options))
-    return LayerRows(oscar_kv.RotationSet({"codec": described, "windows": {"sink": SINK, "recent": RECENT}}, {3: layer}), layer)
+    return LayerRows(oscar_kv.SetPart({3: layer}, (SINK, RECENT), codec), layer)
 
 
 def distance(a, b):
     return float((a.float() - b.float()).norm() / b.float().norm())
 
 
-def attended(calls, described, dim=64, mask=None, by_kernel=True, **options):
+def attended(calls, codec, dim=64, mask=None, by_kernel=True, **options):
     """30 tokens of two sequences in calls of so many: outputs by kernels, in torch over the same rows, and over native rows."""
-    rows, clock = rows_of(described, dim, **options), DecodeClock(SINK, RECENT)
+    rows, clock = rows_of(codec, dim, **options), DecodeClock(SINK, RECENT)
     q, k, v = random(2, 6, 30, dim, seed=1), random(2, 2, 30, dim, seed=2), random(2, 2, 30, dim, seed=3)
     rows.begin(k, v, torch.device(DEVICE if by_kernel else "cpu"))
     outs, first = ([], [], []), 0
@@ -72,7 +64,8 @@ def attended(calls, described, dim=64, mask=None, by_kernel=True, **options):
             by_kernels, in_torch, native = step, lambda q, part, scaling: step(q, everything if part is None else part, scaling), None
         else:
             rows.append(ks, vs)
-            by_kernels, in_torch, native = rows.attention_of(by_kernel), rows.attention_of(False), rows.read()
+            by_kernels = in_torch = rows.attention()
+            native = rows.read()
             rows.evict()
         part = None if mask is None else mask[:, :, first:first + qs.shape[2], :rows.length]
         outs[0].append(by_kernels(qs, part, 0.2))
@@ -94,7 +87,7 @@ def log_probabilities(model, ids, cache, calls):
 class RowsTest(unittest.TestCase):
     def rows(self, calls, levels, **options):
         """40 tokens in calls of so many, and as they are read in the last one."""
-        rows, native = rows_of({"name": "coded"}, levels=levels, **options), [random(1, 2, 40, 64, seed=seed) for seed in (5, 6)]
+        rows, native = rows_of(None, levels=levels, **options), [random(1, 2, 40, 64, seed=seed) for seed in (5, 6)]
         rows.begin(*native, torch.device(DEVICE))
         for parts in zip(*(x.split(calls, 2) for x in native)):
             rows.append(*parts)
@@ -115,65 +108,57 @@ class RowsTest(unittest.TestCase):
             self.assertEqual(exact.tolist(), [token < SINK or token > 39 - RECENT for token in range(40)])
 
     def test_attention_of_each_codec_and_call(self):
-        for described, options in ((codec(), {}), (codec(group_size=32), {}), (codec(group_size=64, scale_dtype="float16"), {}),
-                                   (codec(), {"dim": 256, "head_clip_ratios": torch.tensor([0.7, 0.0])}),
-                                   ({"name": "coded"}, {"levels": 8})):
+        for codec, options in ((Int2Codec(), {}), (Int2Codec(group_size=32), {}), (Int2Codec(group_size=64, scale_dtype="float16"), {}),
+                               (Int2Codec(), {"dim": 256, "clips": (0.7, 0.0)}), (None, {"levels": 8})):
             one = None
             for calls in (1, 7, 30):
-                by_kernels, in_torch, _ = attended(calls, described, **{"dim": 128} | options)
-                self.assertLess(distance(by_kernels, in_torch), 5e-3, (described, calls))
+                by_kernels, in_torch, _ = attended(calls, codec, **{"dim": 128} | options)
+                self.assertLess(distance(by_kernels, in_torch), 5e-3, (codec, calls))
                 one = by_kernels if one is None else one
-                self.assertLess(distance(by_kernels, one), 0.01, (described, calls))  # however many come at once
+                self.assertLess(distance(by_kernels, one), 0.01, (codec, calls))  # however many come at once
 
     def test_rows_that_kernels_do_not_take_are_packed_on_the_cpu(self):
-        for described, dim in ((codec("lloyd-max", 64), 128), (codec(), 96), ({"name": "coded"}, 96)):
-            options = {"levels": 8} if described["name"] == "coded" else {}
+        for codec, dim in ((Int2Codec("lloyd-max", 64), 128), (Int2Codec(), 96), (None, 96)):
+            options = {"levels": 8} if codec is None else {}
             for calls in (1, 30):
-                out, _, native = attended(calls, described, dim, by_kernel=False, **options)
+                out, _, native = attended(calls, codec, dim, by_kernel=False, **options)
                 if calls == 1:
-                    self.assertLess(distance(out, native), 0.01, described)
+                    self.assertLess(distance(out, native), 0.01, codec)
 
     def test_each_token_of_a_prompt_has_windows_of_its_own(self):
-        out, _, native = attended(30, codec())
+        out, _, native = attended(30, Int2Codec())
         self.assertGreater(distance(native, out), 0.05)  # a prompt at once sees itself exactly
 
     def test_padding_goes_to_torch(self):
         mask = torch.ones(2, 1, 30, 30, device=DEVICE).tril().bool()
         mask[1, :, :, :6] = False
-        alone = attended(1, codec())[0]
+        alone = attended(1, Int2Codec())[0]
         for calls in (1, 30):
-            by_kernels, in_torch, _ = attended(calls, codec(), mask=mask)
+            by_kernels, in_torch, _ = attended(calls, Int2Codec(), mask=mask)
             self.assertLess(distance(by_kernels, in_torch), 5e-3)
             self.assertLess(distance(by_kernels[0], alone[0]), 0.01)
             self.assertGreater(float((by_kernels[1, :, 6:] - alone[1, :, 6:]).norm()), 1)
 
-    def test_many_sequences_are_cut_into_launches(self):
-        with mock.patch.object(cache_rows, "_SEQUENCES", 14):
-            by_kernels, in_torch, _ = attended(30, codec())
-        self.assertLess(distance(by_kernels, in_torch), 5e-3)
-
     def test_refuses_rows_of_another_shape(self):
         for expected, heads, dim, keys in (
-                ("layer 3: key rows of 2 heads of 32 do not fit 2 matrices of 64 x 64", 2, 32, None), ("of 4 heads of 64 do not fit", 4, 64, None),
-                ("layer 3: key clip ratios of 3 heads for 2", 2, 64, side(2, 64, 0, head_clip_ratios=torch.full((3,), 0.9)))):
+                ("layer 3: key rows of 32 channels do not fit matrices of 64 x 64", 2, 32, None),
+                ("layer 3: key matrices of 2 KV heads, but 1 ranks have 4 each", 4, 64, None),
+                ("layer 3: key clip ratios of 3 KV heads, but 1 ranks have 2 each", 2, 64, side(2, 64, 0, clips=(0.9, 0.9, 0.9)))):
             with self.assertRaisesRegex(ValueError, expected):
-                rows_of(codec(), keys=keys).begin(*[random(1, heads, 0, dim)] * 2, torch.device(DEVICE))
+                rows_of(Int2Codec(), keys=keys).begin(*[random(1, heads, 0, dim)] * 2, torch.device(DEVICE))
 
     def model(self):
-        model = transformers.AutoModelForCausalLM.from_pretrained(SAMPLE, dtype=torch.float32).eval().to(DEVICE)
-        model.set_attn_implementation(oscar_kv.INT2_ATTENTION)
+        model = transformers.AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval().to(DEVICE)
+        model.set_attn_implementation(oscar_kv.PACKED_ATTENTION)
         return model
 
-    def cache(self, model, name="latest", **options):
-        rotations = oscar_kv.read_set(ZOO / name)
-        windows = {"windows": {"sink": 16, "recent": 64}}
-        return oscar_kv.Int2Cache(dataclasses.replace(rotations, manifest=rotations.manifest | windows), model.config,
-                                  **options)
+    def cache(self, model, name="oscar", **options):
+        return oscar_kv.PackedCache(dataclasses.replace(oscar_kv.read_set(sample_set(name)), windows=(16, 64)), model.config, **options)
 
     def test_a_model_says_the_same_by_kernel_and_torch(self):
         model = self.model()
         ids = torch.from_numpy(np.load(GOLDEN / "tokens_eval.npy")[:2, :160]).long().to(DEVICE)
-        for name, calls in (("latest", 160), ("latest", 1), ("coded", 160), ("coded", 1)):
+        for name, calls in (("oscar", 160), ("oscar", 1), ("coded", 160), ("coded", 1)):
             kernel, plain = (self.cache(model, name, path=path) for path in ("kernel", "torch"))
             tokens = ids if calls > 1 else ids[:1, :100]
             found, expected = (log_probabilities(model, tokens, cache, calls) for cache in (kernel, plain))
@@ -226,7 +211,7 @@ class RowsTest(unittest.TestCase):
         """Steps, a prompt in parts and steps again say what a cache of torch says; no tensor moves where there is room."""
         model = self.model()
         ids = torch.from_numpy(np.load(GOLDEN / "tokens_eval.npy")[:2, :400]).long().to(DEVICE)
-        for name in ("latest", "coded"):
+        for name in ("oscar", "coded"):
             roomy, plain = self.cache(model, name, path="kernel", max_length=400), self.cache(model, name, path="torch")
             parts, places = [], set()
             for cache in (roomy, plain):
@@ -245,7 +230,7 @@ class RowsTest(unittest.TestCase):
         def test_a_graph_says_what_calls_of_the_model_say(self):
             model = self.model()
             ids = torch.from_numpy(np.load(GOLDEN / "tokens_eval.npy")[:2, :600]).long().to(DEVICE)
-            for name, max_length in itertools.product(("latest", "coded"), (700, 0)):  # without room the cache grows by 256 tokens
+            for name, max_length in itertools.product(("oscar", "coded"), (700, 0)):  # without room the cache grows by 256 tokens
                 graphed, plain = (self.cache(model, name, path="kernel", max_length=max_length) for _ in range(2))
                 for cache in (graphed, plain):
                     log_probabilities(model, ids[:, :40], cache, 40)
@@ -256,6 +241,8 @@ class RowsTest(unittest.TestCase):
                 self.assertEqual(graphed.get_seq_length(), 600)
                 after = [log_probabilities(model, ids[:, :7], cache, 7) for cache in (graphed, plain)]
                 self.assertLess(distance(*after), 1e-4, (name, max_length))
+                found = torch.cat([step(ids[:, i:i + 1]).clone() for i in range(7, 12)], 1).float().log_softmax(-1)
+                self.assertLess(distance(found, log_probabilities(model, ids[:, 7:12], plain, 1)), 1e-4, (name, max_length))
 
     def test_a_graph_says_why_it_cannot_be(self):
         model = self.model()
@@ -267,46 +254,31 @@ class RowsTest(unittest.TestCase):
             with self.assertRaisesRegex(ValueError, "layer 0 of this cache cannot be part of a CUDA graph: it is served by torch: rows are on cpu"):
                 oscar_kv.DecodeGraph(model, cache)
         model.set_attn_implementation("sdpa")
-        with self.assertRaisesRegex(ValueError, "DecodeGraph needs model.set_attn_implementation..oscar_int2"):
+        with self.assertRaisesRegex(ValueError, "DecodeGraph needs model.set_attn_implementation..oscar_packed"):
             oscar_kv.DecodeGraph(model, cache)
 
-    def test_indices_are_kept_for_each_stream_but_not_for_graphs(self):
-        get = cache_rows._kept(4)(lambda count, device: torch.arange(count))
-        state, device = {"stream": 1, "capturing": False}, torch.device("cuda")
-        with mock.patch.multiple(torch.cuda, is_current_stream_capturing=lambda: state["capturing"],
-                                 current_stream=lambda _: types.SimpleNamespace(cuda_stream=state["stream"])):
-            first = get(3, device)
-            self.assertIs(get(3, device), first)
-            state["capturing"] = True
-            captured = get(3, device)
-            state["capturing"] = False
-            self.assertIs(get(3, device), first)
-            state["stream"] = 2
-            other = get(3, device)
-        self.assertEqual(len({id(x) for x in (first, captured, other)}), 3)
-
     def test_says_why_it_takes_torch(self):
-        for expected, found in (("groups of 16 channels", packed_layer.why_no_kernels(codec(group_size=16), 64)),
-                                ("rows of 96 channels", packed_layer.why_no_kernels(codec(), 96)),
-                                ("lloyd-max are packed on the CPU", packed_layer.why_no_kernels(codec("lloyd-max"), 64)),
+        for expected, found in (("groups of 16 channels", packed_layer.why_no_kernels(Int2Codec(group_size=16), 64)),
+                                ("rows of 96 channels", packed_layer.why_no_kernels(Int2Codec(), 96)),
+                                ("lloyd-max are packed on the CPU", packed_layer.why_no_kernels(Int2Codec("lloyd-max"), 64)),
                                 ("34 query heads for 2", packed_layer.why_no_decode(34, 2))):
             self.assertIn(expected, found)
         model = self.model()
         model.set_attn_implementation("sdpa")
-        with self.assertRaisesRegex(ValueError, "cannot serve this cache: the model's attention is not oscar_int2"):
+        with self.assertRaisesRegex(ValueError, "cannot serve this cache: the model's attention is not oscar_packed"):
             log_probabilities(model, torch.ones(1, 3, dtype=torch.long, device=DEVICE), self.cache(model, path="kernel"), 3)
         with self.assertRaisesRegex(ValueError, "path is 'fast'"):
             self.cache(model, path="fast")
         cache = self.cache(model)
         self.assertEqual(cache.path, "none yet")
         log_probabilities(model, torch.ones(1, 3, dtype=torch.long, device=DEVICE), cache, 3)
-        self.assertEqual(cache.path, "torch: the model's attention is not oscar_int2")
+        self.assertEqual(cache.path, "torch: the model's attention is not oscar_packed")
 
     def test_rows_that_leave_their_gpu_are_told(self):
         gpu, cpu = torch.device("cuda"), torch.device("cpu")
-        self.assertEqual([int2_cache.place_of_rows(gpu, None), int2_cache.place_of_rows(cpu, "rows are on cpu")], [gpu, cpu])
+        self.assertEqual([packed_cache.place_of_rows(gpu, None), packed_cache.place_of_rows(cpu, "rows are on cpu")], [gpu, cpu])
         with self.assertWarnsRegex(UserWarning, "on the CPU, which is slow: rows of 96 channels"):
-            self.assertEqual(int2_cache.place_of_rows(gpu, packed_layer.why_no_kernels(codec(), 96)), cpu)
+            self.assertEqual(packed_cache.place_of_rows(gpu, packed_layer.why_no_kernels(Int2Codec(), 96)), cpu)
 
     def test_takes_the_kernels_by_itself_on_a_gpu_only(self):
         model = self.model()

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""oscar_kv.Int2Cache in models of transformers, against `oscar verify --model`: cache_test.py [CacheTest.test_…]"""
+"""oscar_kv.PackedCache in models of transformers, against `oscar verify --model`: cache_test.py [CacheTest.test_…]"""
 import dataclasses
-import os
 import sys
 import tempfile
 import unittest
@@ -12,13 +11,11 @@ try:
     import oscar_kv
     import torch
     import transformers
+    from sample_sets import GOLDEN, MODEL, PROJECT, sample_set
 except ImportError as missing:
     print(f"skipped: {missing}; run scripts/setup.sh --tests")
     sys.exit(77)
 
-PROJECT = Path(os.environ["OSCAR_PROJECT"])
-DATA = Path(os.environ.get("OSCAR_TEST_DATA", PROJECT / "tests/data"))
-SAMPLE, GOLDEN = DATA / "qwen3-2m", DATA / "golden/qwen3-2m"
 sys.path.insert(0, str(PROJECT / "tests/unit/model/parity"))
 import parity  # noqa: E402
 sys.path.insert(0, str(PROJECT / "tests/support"))
@@ -47,10 +44,9 @@ def set_for(config, levels=256, windows=(4, 8), layers=None):
     def side():
         rotation = torch.linalg.qr(torch.randn(1, dim, dim, generator=random))[0]
         formats = torch.full(shape, levels, dtype=torch.int32), torch.full(shape, 8.0 / levels), torch.ones(shape)
-        return oscar_kv.Side(rotation, rotation, None, 0.0, None, None, *formats)
+        return oscar_kv.Side(rotation, rotation, None, None, *formats)
 
-    manifest = {"codec": {"name": "coded"}, "windows": {"sink": windows[0], "recent": windows[1]}}
-    return oscar_kv.RotationSet(manifest, {i: oscar_kv.Layer(i, side(), side()) for i in range(count)})
+    return oscar_kv.SetPart({i: oscar_kv.Layer(i, side(), side()) for i in range(count)}, windows, None)
 
 
 class CacheTest(unittest.TestCase):
@@ -58,38 +54,36 @@ class CacheTest(unittest.TestCase):
         self.folder = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="oscar-cache-")))
 
     def sample(self):
-        return transformers.AutoModelForCausalLM.from_pretrained(SAMPLE, dtype=torch.float32).eval()
+        return transformers.AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
 
     def assert_kld_of_verify(self, folder, tokens=512, sequences=2, calls=None, path="auto"):
-        """The KLD of the set by Int2Cache is what the program finds, within BOUND."""
+        """The KLD of the set by PackedCache is what the program finds, within BOUND."""
         ids = np.load(GOLDEN / "tokens_eval.npy")[:sequences, :tokens]
         np.save(self.folder / "tokens.npy", ids)
-        report = oscar_kv.verify(folder, model=SAMPLE, tokens=self.folder / "tokens.npy", compare="none", record=False,
+        report = oscar_kv.verify(folder, model=MODEL, tokens=self.folder / "tokens.npy", compare="none", record=False,
                                  default_limits=False, sink=SINK, recent=RECENT)
         expected, = (method["model"]["kld_mean"] for method in report["methods"] if method["kind"] == "this")
-        rotations = oscar_kv.read_set(folder)
-        windows = {"windows": {"sink": SINK, "recent": RECENT}}
-        rotations = dataclasses.replace(rotations, manifest=rotations.manifest | windows)
+        part = dataclasses.replace(oscar_kv.read_set(folder), windows=(SINK, RECENT))
         model = self.sample()
         ids = torch.from_numpy(ids).long()
         exact = logits(model, ids)
-        if calls is None:
-            model.set_attn_implementation(oscar_kv.INT2_ATTENTION)
-        found = logits(model, ids, oscar_kv.Int2Cache(rotations, model.config, path=path), calls)
+        if calls is None or path == "kernel":
+            model.set_attn_implementation(oscar_kv.PACKED_ATTENTION)
+        found = logits(model, ids, oscar_kv.PackedCache(part, model.config, path=path), calls)
         kld = float((exact.exp() * (exact - found)).sum(-1)[:, :-1].mean())
         self.assertGreater(expected, 0.003)
         figures.check(self, self._testMethodName, kld / expected, 1, BOUND)
 
     def fitted(self, **options):
         np.save(self.folder / "calibration.npy", np.load(GOLDEN / "tokens_calib.npy")[:2, :1024])
-        oscar_kv.fit(self.folder / "set", model=SAMPLE, tokens=self.folder / "calibration.npy", target="any", **options)
+        oscar_kv.fit(self.folder / "set", model=MODEL, tokens=self.folder / "calibration.npy", **options)
         return self.folder / "set"
 
     def test_kld_of_oscar(self):
-        self.assert_kld_of_verify(PROJECT / "zoo/sample/qwen3-2m/latest")
+        self.assert_kld_of_verify(sample_set("oscar"))
 
     def test_kld_of_oscar_by_what_the_kernels_compute(self):
-        self.assert_kld_of_verify(PROJECT / "zoo/sample/qwen3-2m/latest", sequences=1, path="kernel")
+        self.assert_kld_of_verify(sample_set("oscar"), 320, sequences=1, calls=1, path="kernel")
 
     def test_kld_of_a_centred_stretch_with_half_scales(self):
         self.assert_kld_of_verify(self.fitted(recipe="stretch", codec="minmax", key_objective="fisher", center=True, scale_dtype="float16"))
@@ -98,15 +92,15 @@ class CacheTest(unittest.TestCase):
         self.assert_kld_of_verify(self.fitted(recipe="oscar", codec="lloyd-max"))
 
     def test_kld_of_the_coded_cache(self):
-        self.assert_kld_of_verify(PROJECT / "zoo/sample/qwen3-2m/coded")
+        self.assert_kld_of_verify(sample_set("coded"))
 
     def test_kld_with_any_attention_a_token_at_a_time(self):
-        self.assert_kld_of_verify(PROJECT / "zoo/sample/qwen3-2m/latest", 320, 4, calls=1)
+        self.assert_kld_of_verify(sample_set("oscar"), 320, 4, calls=1)
 
     def test_bytes(self):
         """Rows of 128 channels in 32 bytes and two float32 parameters, instead of 256 bytes."""
         model = self.sample()
-        cache = oscar_kv.Int2Cache(oscar_kv.read_set(PROJECT / "zoo/sample/qwen3-2m/latest"), model.config)
+        cache = oscar_kv.PackedCache(sample_set("oscar"), model.config)
         ids = torch.from_numpy(np.load(GOLDEN / "tokens_eval.npy")[:1, :2048]).long()
         self.assertEqual(cache.nbytes(), 0)
         logits(model, ids, cache)
@@ -120,11 +114,11 @@ class CacheTest(unittest.TestCase):
         model = parity.build(name)
         model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, None
         ids = torch.randint(2, model.config.vocab_size, (2, 30), generator=torch.Generator().manual_seed(1))
-        cache = oscar_kv.Int2Cache(set_for(model.config), model.config)
+        cache = oscar_kv.PackedCache(set_for(model.config), model.config)
         # Near ties make greedy choices differ: log-probabilities of a fixed text are compared instead of choices.
         exact = logits(model, ids, transformers.DynamicCache(config=model.config), 10)
         self.assertLess(float((logits(model, ids, cache, 10) - exact).abs().mean()), 0.06)
-        cache = oscar_kv.Int2Cache(set_for(model.config), model.config)
+        cache = oscar_kv.PackedCache(set_for(model.config), model.config)
         out = model.generate(ids, max_new_tokens=12, do_sample=False, past_key_values=cache, **options)
         self.assertEqual((out.shape[1], cache.get_seq_length()), (42, 41))
 
@@ -137,9 +131,9 @@ class CacheTest(unittest.TestCase):
     def test_attention_sinks_with_eager_attention_only(self):
         self.assert_generates_like_the_default_cache("gpt-oss")
         model = parity.build("gpt-oss")
-        model.set_attn_implementation(oscar_kv.INT2_ATTENTION)
+        model.set_attn_implementation(oscar_kv.PACKED_ATTENTION)
         with self.assertRaisesRegex(ValueError, "does not know this model's s_aux"):
-            logits(model, torch.ones(1, 20, dtype=torch.long), oscar_kv.Int2Cache(set_for(model.config), model.config))
+            logits(model, torch.ones(1, 20, dtype=torch.long), oscar_kv.PackedCache(set_for(model.config), model.config))
 
     def test_left_padding_in_both_ways(self):
         model, ids = self.sample(), torch.from_numpy(np.load(GOLDEN / "tokens_eval.npy")[:1, :40]).long()
@@ -147,9 +141,9 @@ class CacheTest(unittest.TestCase):
         both = torch.cat([padded, torch.cat([ids, ids[:, :10]], 1)])
         mask = torch.ones_like(both)
         mask[0, :10] = 0
-        for name in ("sdpa", oscar_kv.INT2_ATTENTION):
+        for name in ("sdpa", oscar_kv.PACKED_ATTENTION):
             model.set_attn_implementation(name)
-            cache = oscar_kv.Int2Cache(set_for(model.config), model.config)
+            cache = oscar_kv.PackedCache(set_for(model.config), model.config)
             with torch.no_grad():
                 found = model(both, attention_mask=mask, past_key_values=cache).logits[0, 10:]
                 alone = model(ids).logits[0]
@@ -157,7 +151,7 @@ class CacheTest(unittest.TestCase):
 
     def test_a_reset_cache_starts_again(self):
         model, ids = self.sample(), torch.from_numpy(np.load(GOLDEN / "tokens_eval.npy")[:1, :60]).long()
-        cache = oscar_kv.Int2Cache(set_for(model.config, 4), model.config)
+        cache = oscar_kv.PackedCache(set_for(model.config, 4), model.config)
         first = logits(model, ids, cache, 20)
         cache.reset()
         self.assertEqual((cache.get_seq_length(), cache.nbytes()), (0, 0))
@@ -166,11 +160,11 @@ class CacheTest(unittest.TestCase):
     def test_refuses_what_it_cannot_do(self):
         model = self.sample()
         with self.assertRaisesRegex(ValueError, "no layer 3; it has .0, 1, 2."):
-            oscar_kv.Int2Cache(set_for(model.config, layers=3), model.config)
+            oscar_kv.PackedCache(set_for(model.config, layers=3), model.config)
         other = parity.build("llama")
         with self.assertRaisesRegex(ValueError, "is this a set for another model"):
-            logits(other, torch.ones(1, 3, dtype=torch.long), oscar_kv.Int2Cache(set_for(model.config)))
-        cache = oscar_kv.Int2Cache(set_for(model.config), model.config)
+            logits(other, torch.ones(1, 3, dtype=torch.long), oscar_kv.PackedCache(set_for(model.config)))
+        cache = oscar_kv.PackedCache(set_for(model.config), model.config)
         logits(model, torch.ones(1, 3, dtype=torch.long), cache)
         with self.assertRaisesRegex(NotImplementedError, "cannot take tokens back"):
             cache.crop(-1)

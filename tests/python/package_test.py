@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""oscar_kv without a model: rotation sets as arrays, and the commands: package_test.py [PackageTest.test_…]"""
+"""oscar_kv without a model: sets as arrays, and the commands: package_test.py [PackageTest.test_…]"""
 import dataclasses
 import os
 import subprocess
@@ -13,41 +13,39 @@ try:
     import oscar_kv
     import safetensors  # noqa: F401
     import torch
+    from sample_sets import sample_set
 except ImportError as missing:
     print(f"skipped: {missing}; run scripts/setup.sh --tests")
     sys.exit(77)
-
-SAMPLE = Path(os.environ["OSCAR_PROJECT"]) / "zoo/sample/qwen3-2m/latest"
-
 
 class PackageTest(unittest.TestCase):
     def setUp(self):
         self.folder = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="oscar-python-")))
 
-    def assert_sample(self, rotations):
+    def assert_sample(self, part):
         """The sample set, whose .pt files torch reads on its own."""
-        self.assertEqual(list(rotations.layers), [0, 1, 2, 3])
-        self.assertEqual(rotations.windows, (64, 256))
+        self.assertEqual(list(part.layers), [0, 1, 2, 3])
+        self.assertEqual(part.windows, (64, 256))
         for side, pattern in (("key", "k_rotation*.pt"), ("value", "v_rotation*.pt")):
-            file, = SAMPLE.glob(pattern)
+            file, = sample_set().glob(pattern)
             for i, entry in torch.load(file, weights_only=True)["layers"].items():
-                mine = getattr(rotations.layers[i], side)
+                mine = getattr(part.layers[i], side)
                 np.testing.assert_array_equal(mine.rotation[0], entry["rotation"].numpy())
                 self.assertIs(mine.mean, None)
-                self.assertGreater(mine.clip_ratio, 0.8)
+                self.assertGreater(mine.clip_ratios[0], 0.8)
 
     def test_reads_a_folder_and_files_made_of_it(self):
-        self.assert_sample(oscar_kv.read_set(SAMPLE))
+        self.assert_sample(oscar_kv.read_set(sample_set(), "sglang-v1"))
         for name in ("set.safetensors", "set.h5"):
-            oscar_kv.run("convert", SAMPLE, self.folder / name)
-            self.assert_sample(oscar_kv.read_set(self.folder / name))
+            oscar_kv.run("convert", sample_set(), self.folder / name)
+            self.assert_sample(oscar_kv.read_set(self.folder / name, "sglang-v1"))
 
     def test_torch_reads_the_files_that_are_written(self):
         """As SGLang does, and mapped: the elements of tensors are aligned."""
-        oscar_kv.run("convert", SAMPLE, self.folder / "pt", "--to", "pt")
+        oscar_kv.run("convert", sample_set(), self.folder / "pt", "--to", "pt")
         for pattern in ("k_rotation*.pt", "v_rotation*.pt"):
             written, = (self.folder / "pt").glob(pattern)
-            before, = SAMPLE.glob(pattern)
+            before, = sample_set().glob(pattern)
             old = torch.load(before, weights_only=True)
             for mapped in (False, True):
                 new = torch.load(written, weights_only=True, mmap=mapped)
@@ -59,22 +57,20 @@ class PackageTest(unittest.TestCase):
                     self.assertEqual(entry["rotation"].data_ptr() % 64, 0)
 
     def test_tensors_on_request(self):
-        rotations = oscar_kv.read_set(SAMPLE).to_torch(dtype=torch.bfloat16)
-        key = rotations.layers[2].key
-        self.assertEqual((key.rotation.dtype, tuple(key.rotation.shape)), (torch.bfloat16, (1, 128, 128)))
-        identity = key.rotation[0].float() @ key.read_rotation[0].float().T
-        self.assertLess(float((identity - torch.eye(128)).abs().max()), 0.02)
+        key = oscar_kv.read_set(sample_set(), "sglang-v1").to_torch().layers[2].key
+        self.assertEqual((key.rotation.dtype, tuple(key.rotation.shape)), (torch.float32, (1, 128, 128)))
+        self.assertLess(float((key.rotation[0] @ key.read_rotation[0].T - torch.eye(128)).abs().max()), 1e-4)
 
     def test_refuses_what_is_no_set(self):
         with self.assertRaisesRegex(ValueError, "no manifest.json"):
             oscar_kv.read_set(self.folder)
         with self.assertRaisesRegex(ValueError, "not a folder"):
-            oscar_kv.read_set(SAMPLE / "manifest.json")
+            oscar_kv.read_set(sample_set() / "manifest.json")
         with self.assertRaisesRegex(ValueError, "there is no such file or folder"):
             oscar_kv.read_set(self.folder / "nowhere")
 
     def test_commands_and_their_errors(self):
-        report = oscar_kv.verify(SAMPLE)
+        report = oscar_kv.verify(sample_set())
         self.assertEqual((report["schema"], report["verdict"]), ("oscar.verify_report.v1", "not_measured"))
         with self.assertRaisesRegex(oscar_kv.OscarError, "no folder for the rotation set") as caught:
             oscar_kv.fit(stats=[self.folder / "a.safetensors"], center=True, key_objective="qqt")
@@ -91,10 +87,9 @@ class PackageTest(unittest.TestCase):
     def test_says_which_clip_ratios_it_takes_for_unknown_ones(self):
         from oscar_kv.packed_layer import LayerSide
 
-        rotations = oscar_kv.read_set(SAMPLE).to_torch()
-        side = dataclasses.replace(rotations.layers[0].key, clip_ratio=None, head_clip_ratios=None)
+        side = dataclasses.replace(oscar_kv.read_set(sample_set(), "sglang-v1").to_torch().layers[0].key, clip_ratios=None)
         with self.assertWarnsRegex(UserWarning, "does not say its clip ratios for keys; 0.96 is used"):
-            self.assertEqual(LayerSide("key", 0, side).clip_ranks(1, 128), [122])
+            self.assertEqual(LayerSide("key", 0, side, 1, 128, torch.device("cpu"), torch.float32, 0, 1).clip_ranks(), [122])
 
 
 if __name__ == "__main__":

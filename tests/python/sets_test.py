@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""oscar_kv.read_set and Int2Cache with sets of somebody who means harm, or of another model: sets_test.py
-[SetsTest.test_…]. Hashes are made again after each change unless it is the hashes that are tested."""
+"""What oscar_kv.read_set and PackedCache take of a set, and refuse: sets of somebody who means harm, of another model, or rejected:
+sets_test.py [SetsTest.test_…]. Hashes are made again after each change unless it is the hashes that are tested."""
 import dataclasses
 import hashlib
 import json
@@ -19,12 +19,13 @@ try:
     from safetensors.numpy import load_file, save_file
     import transformers
     from oscar_kv import sets
+    from sample_sets import MODEL, sample_set
 except ImportError as missing:
     print(f"skipped: {missing}; run scripts/setup.sh --tests")
     sys.exit(77)
 
-PROJECT = Path(os.environ["OSCAR_PROJECT"])
-SAMPLE, CODED, MODEL = (PROJECT / name for name in ("zoo/sample/qwen3-2m/latest", "zoo/sample/qwen3-2m/coded", "tests/data/qwen3-2m"))
+# A reader of each part, and the part's file.
+PARTS = {"coded": ("vllm", "coded.safetensors"), "with_means": ("sglang", "with_means/rotations.h5"), "rotations": ("sglang-v1", "rotations.h5")}
 
 
 class SetsTest(unittest.TestCase):
@@ -32,9 +33,9 @@ class SetsTest(unittest.TestCase):
         self.folder = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="oscar-foreign-"))) / "set"
         self.again()
 
-    def again(self, source=SAMPLE):
+    def again(self):
         shutil.rmtree(self.folder, ignore_errors=True)
-        shutil.copytree(source, self.folder)
+        shutil.copytree(sample_set(), self.folder)
 
     def manifest(self):
         return json.loads((self.folder / "manifest.json").read_text())
@@ -45,12 +46,77 @@ class SetsTest(unittest.TestCase):
             each |= {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
         (self.folder / "manifest.json").write_text(json.dumps(manifest))
 
-    def assert_refused(self, expected):
+    def assert_refused(self, expected, reader="sglang-v1"):
         with self.assertRaises(ValueError) as refused:
-            oscar_kv.read_set(self.folder)
+            oscar_kv.read_set(self.folder, reader)
         self.assertIn(expected, str(refused.exception))
         self.assertNotIn("\n", str(refused.exception))
         self.again()
+
+    def test_each_reader_gets_its_part(self):
+        for reader, name, is_coded in (("vllm", "coded", True), ("transformers", "coded", True), ("sglang", "with_means", False),
+                                       ("sglang-v1", "rotations", False), ("llamacpp", "rotations", False)):
+            part = oscar_kv.read_set(self.folder, reader)
+            self.assertEqual((part.name, part.codec is None, list(part.layers), part.windows), (name, is_coded, [0, 1, 2, 3], (64, 256)))
+        self.assertEqual(oscar_kv.read_set(self.folder).name, "coded")
+        self.assertEqual(oscar_kv.PackedCache(self.folder).layers[0].rows.codec, None)
+        manifest = self.manifest()
+        for name in PARTS:  # the best of what is left
+            self.write(manifest)
+            self.assertEqual(oscar_kv.read_set(self.folder).name, name)
+            del manifest["parts"][name]
+            manifest["readers"] = {"transformers": next(iter(sorted(manifest["parts"], reverse=True)), None)}
+
+    def verified(self, verdict, reader="vllm"):
+        """The set with this verdict for a reader in its manifest."""
+        manifest = self.manifest()
+        manifest["verification"] = {"verdict": "accepted", "readers": {
+            each: {"part": part, "verdict": verdict if each == reader else "accepted"} for each, part in manifest["readers"].items()}}
+        self.write(manifest, hashes=False)
+
+    def test_a_rejected_part_is_refused_unless_told(self):
+        from oscar_kv import vllm_start
+
+        self.verified("rejected", "transformers")
+        for take in (oscar_kv.read_set, oscar_kv.PackedCache):
+            with self.assertRaisesRegex(ValueError, "oscar verify rejected the part coded, which transformers reads; .* allow_rejected=True"):
+                take(self.folder)
+            with self.assertLogs("oscar_kv", "WARNING") as said:
+                take(self.folder, allow_rejected=True)
+            self.assertEqual([line for line in said.output if "which transformers reads, was rejected by oscar verify" in line], said.output)
+        with self.assertNoLogs("oscar_kv"):
+            oscar_kv.read_set(self.folder, "vllm")  # who reads the same, and was not judged by the same measure
+        self.verified("rejected")
+        served = vllm_start.served_set.__wrapped__
+        with mock.patch.dict(os.environ, {"OSCAR_KV_SET": str(self.folder)}):
+            with self.assertRaisesRegex(ValueError, "which vllm reads; .* for vLLM OSCAR_KV_ALLOW_REJECTED=1"):
+                served()
+            os.environ["OSCAR_KV_ALLOW_REJECTED"] = "yes"
+            with self.assertRaisesRegex(ValueError, "OSCAR_KV_ALLOW_REJECTED=yes: give 1, or unset it"):
+                served()
+            os.environ["OSCAR_KV_ALLOW_REJECTED"] = "1"
+            with self.assertLogs("oscar_kv", "WARNING"):
+                self.assertEqual(served().name, "coded")
+
+    def test_a_part_that_was_not_measured_is_warned_of(self):
+        def nobody(manifest):
+            manifest["verification"] = None
+
+        def another(manifest):
+            manifest["verification"]["readers"]["vllm"]["part"] = "rotations"
+
+        for change in (nobody, another, lambda manifest: manifest["verification"].pop("readers")):
+            self.verified("accepted")
+            manifest = self.manifest()
+            change(manifest)
+            self.write(manifest)
+            with self.assertLogs("oscar_kv", "WARNING") as said:
+                oscar_kv.read_set(self.folder, "vllm")
+            self.assertEqual(len(said.output), 1)
+            self.assertIn("the part coded, which vllm reads, was not measured by oscar verify", said.output[0])
+        self.verified("not_measured")
+        with self.assertLogs("oscar_kv", "WARNING"):
+            oscar_kv.read_set(self.folder, "vllm")
 
     def test_what_a_manifest_may_not_say(self):
         def put(*path_and_value):
@@ -61,30 +127,42 @@ class SetsTest(unittest.TestCase):
                 manifest[last] = value
             return change
 
-        twice = lambda manifest: manifest["layers"].append(manifest["layers"][0])  # noqa: E731
+        def of_part(*path_and_value):
+            return put("parts", "rotations", *path_and_value)
+
+        twice = lambda manifest: manifest["parts"]["rotations"]["layers"].append(manifest["parts"]["rotations"]["layers"][0])  # noqa: E731
         for expected, change in (
-                ("schema is 'oscar.dump.v1'", put("schema", "oscar.dump.v1")), ("no model", put("model", None)),
-                ("codec 'turbo' is not known; known are minmax", put("codec", "name", "turbo")),
-                ("codec '\\x1b[2J' is not known", put("codec", "name", "\x1b[2J")),
-                ("levels are [5, 3], not [4, 4]", put("codec", "levels", [5, 3])),
-                ("group_size is no count", put("codec", "group_size", -1)),
-                ("groups of 48 channels do not divide 128", put("codec", "group_size", 48)),
-                ("scale_dtype is not known", put("codec", "scale_dtype", "int4")),
+                ("schema is 'oscar.dump.v1', not \"oscar.set.v1\"", put("schema", "oscar.dump.v1")), ("no model", put("model", None)),
+                ("no readers", put("readers", [])), ("no parts", put("parts", {})), ("some that are not known", put("parts", "fast", {})),
+                ("has no part for sglang-v1, but for 'vllm', 'sgl\\x1bang'; fit it with --for sglang-v1",
+                 put("readers", {"vllm": "coded", "sgl\x1bang": "rotations"})),
+                ("is to read the part 'fast', and there are", put("readers", "sglang-v1", "fast")),
+                ("is to read the part ['rotations']", put("readers", "sglang-v1", ["rotations"])),
+                ("codec 'turbo' is not known; known are minmax", of_part("codec", "name", "turbo")),
+                ("codec '\\x1b[2J' is not known", of_part("codec", "name", "\x1b[2J")),
+                ("levels are [5, 3], not [4, 4]", of_part("codec", "levels", [5, 3])),
+                ("group_size is no count", of_part("codec", "group_size", -1)),
+                ("groups of 48 channels do not divide 128", of_part("codec", "group_size", 48)),
+                ("scale_dtype is not known", of_part("codec", "scale_dtype", "int4")),
                 ("windows are no counts", put("windows", "sink", 1 << 40)), ("windows are no counts", put("windows", None)),
-                ("no layers", put("layers", [])), ("a layer_id comes twice", twice),
-                ("a layer_id is no count", put("layers", 0, "layer_id", "0")),
-                ("layer 0, key: no clip ratios", put("layers", 0, "key", None)),
-                ("layer 2, key: no clip ratios", lambda m: m["layers"][2]["key"].pop("clip_ratio")),
-                ("layer 1, value: no clip ratios, or not between 0 and 1", put("layers", 1, "value", "clip_ratio", 1.5)),
-                ("layer 1, value: no clip ratios", put("layers", 1, "value", "clip_ratio_per_head", 0.5)),
-                ("matrices of 128 where the manifest says 64", put("layers", 0, "head_dim", 64)),
-                ("clip ratios differ from the manifest's", put("layers", 0, "key", "clip_ratio_per_head", [0.5])),
-                ("of which the manifest does not know", lambda m: m["layers"].pop())):
+                ("no layers", of_part("layers", [])), ("a layer_id comes twice", twice),
+                ("a layer_id is no count", of_part("layers", 0, "layer_id", "0")),
+                ("layers.0.key: no clip ratios", of_part("layers", 0, "key", None)),
+                ("layers.2.key: no clip ratios", lambda m: m["parts"]["rotations"]["layers"][2]["key"].pop("clip_ratio")),
+                ("layers.1.value: no clip ratios, or not between 0 and 1", of_part("layers", 1, "value", "clip_ratio", 1.5)),
+                ("layers.1.value: no clip ratios", of_part("layers", 1, "value", "clip_ratio_per_head", 0.5)),
+                ("matrices of 128 where the manifest says 64", of_part("layers", 0, "head_dim", 64)),
+                ("clip ratios differ from the manifest's", of_part("layers", 0, "key", "clip_ratio_per_head", [0.5])),
+                ("of which the manifest does not know", lambda m: m["parts"]["rotations"]["layers"].pop())):
             with self.subTest(expected):
                 manifest = self.manifest()
                 change(manifest)
                 self.write(manifest)
                 self.assert_refused(expected)
+        manifest = self.manifest()
+        manifest["readers"]["vllm"] = "rotations"  # though it can read a better one
+        self.write(manifest)
+        self.assert_refused("vllm is to read the part 'rotations', and there are coded", "vllm")
 
     def test_json_that_can_be_read_in_two_ways(self):
         text = (self.folder / "manifest.json").read_text()
@@ -96,18 +174,24 @@ class SetsTest(unittest.TestCase):
                 (self.folder / "manifest.json").write_text(changed)
                 self.assert_refused(expected)
 
-    def test_every_listed_file_is_checked(self):
-        for path in ("serve.env", "k_clip_per_head.json", "rotations.h5"):
+    def test_the_file_of_a_part_is_the_one_that_is_listed(self):
+        for name, (reader, path) in PARTS.items():
             content = bytearray((self.folder / path).read_bytes())
             content[-1] ^= 1
             for damaged in (content, content[:-1]):
                 (self.folder / path).write_bytes(damaged)
-                self.assert_refused(f"{self.folder / path}: not the file that manifest.json lists")
+                for other in PARTS.keys() - {name}:
+                    oscar_kv.read_set(self.folder, PARTS[other][0])  # what is not read is not checked
+                self.assert_refused(f"{self.folder / path}: not the file that manifest.json lists", reader)
             (self.folder / path).unlink()
-            self.assert_refused("not the file that manifest.json lists")
+            self.assert_refused("not the file that manifest.json lists", reader)
             (self.folder / path).unlink()
             os.mkfifo(self.folder / path)
-            self.assert_refused("not the file that manifest.json lists")
+            self.assert_refused("not the file that manifest.json lists", reader)
+            manifest = self.manifest()
+            manifest["files"] = [each for each in manifest["files"] if each["path"] != path]
+            self.write(manifest)
+            self.assert_refused(f"{self.folder}: the set has no {path}; fit it with --format pt,h5", reader)
 
     def test_a_file_is_named_once_and_in_the_folder(self):
         for path in ("../rotations.h5", "/etc/passwd", "a//b", "", ".", "manifest.json", "a\nb", "a\\b", "rotations.h5"):
@@ -165,98 +249,102 @@ class SetsTest(unittest.TestCase):
         name = "layers.0.key.rotation"
         bad = arrays[name].copy()
         bad[3, 4] = np.nan
-        for expected, changed in (("numbers that are not finite", {name: bad}), ("matrices of (1, 128, 64)", {name: bad[:, :64]}),
+        for expected, changed in (("numbers that are not finite", {name: bad}), ("no square matrices, but (1, 128, 64)", {name: bad[:, :64]}),
                                   ("numbers that are not finite", {name: np.zeros((128, 128), np.int32)}),
                                   ("reading and writing matrices have",
                                    {"layers.0.key.q_rotation": np.zeros((2, 128, 128), np.float32)}),
                                   ("means of another shape", {"layers.0.key.mean": np.zeros((1, 64), np.float32)})):
             with self.subTest(expected):
-                manifest = self.manifest()
-                manifest["files"] = [{"path": "rotations.safetensors"}]
-                save_file(arrays | changed, self.folder / "rotations.safetensors")
-                self.write(manifest)
-                self.assert_refused(expected)
+                path = self.folder.parent / "set.safetensors"
+                save_file(arrays | changed, path, {"manifest": json.dumps(self.manifest())})
+                with self.assertRaises(ValueError) as refused:
+                    oscar_kv.read_set(path, "sglang-v1")
+                self.assertIn(expected, str(refused.exception))
 
     def test_without_h5py_it_says_what_to_do(self):
-        with mock.patch.dict(sys.modules, {"h5py": None}), self.assertRaisesRegex(ImportError, "pip install h5py, or fit with"):
-            oscar_kv.read_set(self.folder)
+        with mock.patch.dict(sys.modules, {"h5py": None}), self.assertRaisesRegex(ImportError, "pip install h5py, or convert the set"):
+            oscar_kv.read_set(self.folder, "sglang")
 
     def changed(self, tensors=(), manifest=lambda document: None):
-        """The sample set with other tensors, whose hashes fit, and a changed manifest."""
-        self.again(CODED)
-        path = self.folder / "coded.safetensors"
+        """The coded part with other tensors, whose hashes fit, and a changed manifest of it."""
+        self.again()
+        path = self.folder / PARTS["coded"][1]
         if tensors:
             save_file({name: x for name, x in (load_file(path) | dict(tensors)).items() if x is not None}, path)
-        self.write(self.manifest())
         document = self.manifest()
-        manifest(document)
-        self.write(document, hashes=False)
-        return self.folder
+        manifest(document["parts"]["coded"])
+        self.write(document)
 
-    def test_a_coded_set_is_read(self):
-        rotations = oscar_kv.read_set(CODED)
-        self.assertEqual((sorted(rotations.layers), rotations.windows), ([0, 1, 2, 3], (64, 256)))
-        for layer in rotations.layers.values():
+    def test_a_coded_part_is_read(self):
+        part = oscar_kv.read_set(sample_set())
+        for layer in part.layers.values():
             for side in (layer.key, layer.value):
                 np.testing.assert_allclose(side.rotation[0].astype(np.float64) @ side.read_rotation[0].T, np.eye(128), atol=1e-4)
-        self.assertEqual(str(rotations.to_torch().layers[0].key.levels.dtype), "torch.int32")
+        self.assertEqual(str(part.to_torch().layers[0].key.levels.dtype), "torch.int32")
 
-    def test_what_a_coded_set_may_not_say(self):
-        key = load_file(CODED / "coded.safetensors")
+    def test_what_a_coded_part_may_not_say(self):
+        key = load_file(sample_set() / "coded.safetensors")
         name = "layers.1.key."
-        levels = key[name + "levels"]
+        levels, same = key[name + "levels"], lambda part: None  # noqa: E731
+
+        def says(**changes):
+            return lambda part: part["layers"][1]["key"].update(**changes)
+
         for expected, tensors, manifest in (
-                ("not the file that manifest.json lists", (), lambda m: m["files"][0].update(sha256="0" * 64)),
-                ("windows are no counts", (), lambda m: m["windows"].update(sink=-1)), ("no layers", (), lambda m: m.update(layers=[])),
-                ("a layer_id comes twice", (), lambda m: m["layers"].append(m["layers"][0])),
-                ("the codec is not coded", (), lambda m: m["codec"].update(name="minmax")),
-                ("bytes of rows are no counts", (), lambda m: m["layers"][0]["key"].update(row_bytes=None)),
-                ("rows take [27] bytes, and the manifest says [24]", (), lambda m: m["layers"][1]["key"].update(row_bytes=[24])),
-                ("no square matrices of heads", {name + "write": None}, lambda m: None),
-                ("reading and writing matrices have different shapes", {name + "read": key[name + "read"][:, :64]}, lambda m: None),
-                ("formats of another shape", {name + "step": key[name + "step"][:, :64]}, lambda m: None),
-                ("levels are no whole numbers", {name + "levels": levels.astype(np.float32)}, lambda m: None),
-                *(("levels are no powers of two", {name + "levels": wrong}, lambda m: None) for wrong in (
+                ("no layers", (), lambda part: part.update(layers=[])), ("the codec is not coded", (), lambda part: part["codec"].update(name="minmax")),
+                ("a layer_id comes twice", (), lambda part: part["layers"].append(part["layers"][0])),
+                ("row_bytes are [27], and the manifest says [24]", (), says(row_bytes=[24])),
+                ("row_bytes are [27], and the manifest says None", (), says(row_bytes=None)),
+                ("most_levels are [", (), says(most_levels=[256])), ("bits are 1.6875, and the manifest says 2", (), says(bits=2)),
+                ("bits are 1.6875, and the manifest says '2'", (), says(bits="2")),
+                ("row_bytes are", (), lambda part: part["layers"][1].update(key=7)),
+                ("matrices of 128 where the manifest says 64", (), lambda part: part["layers"][1].update(value_dim=64)),
+                ("no square matrices", {name + "write": None}, same), ("no square matrices", {name + "write": key[name + "write"][:, :64]}, same),
+                ("reading and writing matrices have different shapes", {name + "read": key[name + "read"][:, :64]}, same),
+                ("formats of another shape", {name + "step": key[name + "step"][:, :64]}, same),
+                ("formats of another shape", {name + "levels": None}, same),
+                ("levels are no whole numbers", {name + "levels": levels.astype(np.float32)}, same),
+                *(("levels are no powers of two", {name + "levels": wrong}, same) for wrong in (
                     levels + 1, levels[:, ::-1].copy(), np.where(levels == levels.max(), 512, levels), np.concatenate([8 * levels[:, :1], levels[:, 1:]], 1))),
-                *(("steps or sigmas of stored channels", {name + what: factor * key[name + what]}, lambda m: None)
+                *(("steps or sigmas of stored channels", {name + what: factor * key[name + what]}, same)
                   for what, factor in (("sigma", 0), ("step", -1), ("sigma", -1))),
-                ("means of another shape", {name + "mean": key[name + "mean"][:, :64]}, lambda m: None),
-                ("numbers that are not finite", {name + "read": key[name + "read"] * np.float32("inf")}, lambda m: None)):
-            with self.subTest(expected), self.assertRaises(ValueError) as refused:
-                oscar_kv.read_set(self.changed(tensors, manifest))
-            self.assertIn(expected, str(refused.exception))
-            self.assertNotIn("\n", str(refused.exception))
+                ("means of another shape", {name + "mean": key[name + "mean"][:, :64]}, same),
+                ("has 'layers.1.key.turn', of which the manifest does not know", {name + "turn": key[name + "mean"]}, same),
+                ("numbers that are not finite", {name + "read": key[name + "read"] * np.float32("inf")}, same)):
+            with self.subTest(expected):
+                self.changed(tensors, manifest)
+                self.assert_refused(expected, "vllm")
 
     def test_a_cache_is_for_the_model_of_the_set(self):
         config = transformers.AutoConfig.from_pretrained(MODEL)
-        rotations = oscar_kv.read_set(self.folder)
-        oscar_kv.Int2Cache(rotations, config)
+        part = oscar_kv.read_set(self.folder)
+        oscar_kv.PackedCache(part, config)
         other = self.folder.parent / "model"
         config.save_pretrained(other)  # other bytes
         fewer = transformers.AutoConfig.from_pretrained(MODEL, num_hidden_layers=3)
         short = transformers.AutoConfig.from_pretrained(MODEL, max_position_embeddings=320)
-        layers = {i: layer for i, layer in rotations.layers.items() if i != 2}
+        layers = {i: layer for i, layer in part.layers.items() if i != 2}
         for expected, changed, given in (
-                ("another model: it was fitted on 'qwen3-2m', whose config.json differs", rotations,
+                ("another model: it was fitted on 'qwen3-2m', whose config.json differs", part,
                  transformers.AutoConfig.from_pretrained(other)),
-                ("a model of 4 layers, and this one has 3", rotations, fewer),
-                ("no layer 2; it has .0, 1, 3.", dataclasses.replace(rotations, layers=layers), config),
-                ("keep 320 tokens as they are, and a sequence has no more than 320: nothing would be packed", rotations, short)):
+                ("a model of 4 layers, and this one has 3", part, fewer),
+                ("no layer 2; it has .0, 1, 3.", dataclasses.replace(part, layers=layers), config),
+                ("keep 320 tokens as they are, and a sequence has no more than 320: nothing would be packed", part, short)):
             with self.assertRaisesRegex(ValueError, expected):
-                oscar_kv.Int2Cache(changed, given)
+                oscar_kv.PackedCache(changed, given)
 
     def test_a_model_without_a_config_file_is_known_by_its_layers(self):
         config = transformers.AutoConfig.from_pretrained(MODEL)
         config._name_or_path = str(self.folder)  # as of a model that transformers read from a GGUF file
-        oscar_kv.Int2Cache(oscar_kv.read_set(self.folder), config)
+        oscar_kv.PackedCache(self.folder, config)
         config.num_hidden_layers = 3
         with self.assertRaisesRegex(ValueError, "a model of 4 layers, and this one has 3"):
-            oscar_kv.Int2Cache(oscar_kv.read_set(self.folder), config)
+            oscar_kv.PackedCache(self.folder, config)
 
     def test_a_cache_without_a_config_refuses_layers_that_it_lacks(self):
         import torch
 
-        cache = oscar_kv.Int2Cache(oscar_kv.read_set(self.folder))
+        cache = oscar_kv.PackedCache(self.folder)
         rows = torch.zeros(1, 1, 3, 128)
         with self.assertRaisesRegex(ValueError, "no layer 4; it has .0, 1, 2, 3."):
             cache.update(rows, rows, 4)

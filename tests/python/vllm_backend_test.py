@@ -43,13 +43,12 @@ def matrices(heads, seed):
     return rotation, torch.linalg.inv(rotation).transpose(-1, -2).contiguous()
 
 
-def set_of(heads=KV_HEADS, name="minmax", group_size=0, scale_dtype="float32", clips=None, sink=SINK):
+def set_of(heads=KV_HEADS, grid="minmax", group_size=0, scale_dtype="float32", clips=None, sink=SINK):
     def side(seed):
-        return oscar_kv.Side(*matrices(heads, seed), random(heads, DIM, seed=seed + 1), 0.9, clips, None)
+        return oscar_kv.Side(*matrices(heads, seed), random(heads, DIM, seed=seed + 1), torch.tensor([0.9]) if clips is None else clips)
 
-    manifest = {"codec": {"name": name, "levels": [4, 4], "group_size": group_size, "scale_dtype": scale_dtype},
-                "windows": {"sink": sink, "recent": RECENT}}
-    return oscar_kv.RotationSet(manifest, {3: oscar_kv.Layer(3, side(0), replace(side(7), mean=None))})
+    layer = oscar_kv.Layer(3, side(0), replace(side(7), mean=None))
+    return oscar_kv.SetPart({3: layer}, (sink, RECENT), oscar_kv.Int2Codec(grid, group_size, scale_dtype))
 
 
 def coded_set(heads=KV_HEADS, sink=SINK, thin=()):
@@ -60,11 +59,10 @@ def coded_set(heads=KV_HEADS, sink=SINK, thin=()):
         levels = torch.tensor(formats, dtype=torch.int32).repeat_interleave(8, 1)
         rotation, read = matrices(heads, seed)
         spread = levels[:, None] / 16  # as fits have it: steps are about equal, and channels of many levels have large values
-        return oscar_kv.Side(rotation * spread, read / spread, random(heads, DIM, seed=seed + 1), 0.0, None, None, levels,
+        return oscar_kv.Side(rotation * spread, read / spread, random(heads, DIM, seed=seed + 1), None, levels,
                              torch.full((heads, DIM), 0.25), levels / 16)
 
-    manifest = {"codec": {"name": "coded", "bits": 2}, "windows": {"sink": sink, "recent": RECENT}}
-    return oscar_kv.RotationSet(manifest, {3: oscar_kv.Layer(3, side(0), replace(side(7), mean=None))})
+    return oscar_kv.SetPart({3: oscar_kv.Layer(3, side(0), replace(side(7), mean=None))}, (sink, RECENT), None)
 
 
 def layers(name=NAME, **others):
@@ -133,13 +131,11 @@ class Expected:
     """A request by itself. lost: tokens of a prefix of which there are packed rows only."""
 
     def __init__(self, rotations, rows, first_head=0, lost=range(0)):
-        layer, codec = rotations.layers[3], rotations.manifest["codec"]
-        sides = [packed_layer.LayerSide(name, 3, packed_layer.of_heads(side, first_head, KV_HEADS))
-                 for name, side in (("key", layer.key), ("value", layer.value))]
+        layer, count = rotations.layers[3], len(rows[0])
         self.rows, self.lost, self.sink = rows, lost, rotations.windows[0]
-        for side in sides:
-            side.place(KV_HEADS, DIM, rows[0].device, rows[0].dtype)
-        slots, count = packed_layer.slots_of(codec, *sides, KV_HEADS, DIM, rows[0].device), len(rows[0])
+        slots = packed_layer.slots_of(rotations.codec, layer, KV_HEADS, DIM, rows[0].device, rows[0].dtype, rank=first_head // KV_HEADS,
+                                      ranks=max(len(layer.key.rotation) // KV_HEADS, 1))
+        sides = slots.sides
         cache = torch.zeros(-(-count // BLOCK), 1, BLOCK, slots.bytes, dtype=torch.uint8, device=DEVICE)
         stored = torch.stack([side.stored(x) for side, x in zip(sides, rows[1:])])
         every, decoded = torch.arange(count, dtype=torch.int32, device=DEVICE), torch.empty_like(stored)
@@ -202,7 +198,7 @@ class BackendTest(unittest.TestCase):
                     for name, seed in (("a", 10), ("b", 20), ("c", 30))}
         self.run_steps(server, expected, [{"a": 50}, {"a": 1}, {"a": 1, "b": 33, "c": 5}, {"b": 40, "a": 1}, {"c": 3, "b": 17, "a": 1}]
                        + [{"c": 1, "b": 1, "a": 1}] * 20, limit=limit)
-        print("figure:", rotations.manifest["codec"], server.layer.impl.packed.path, "largest relative error", self.worst, flush=True)
+        print("figure:", rotations.codec, server.layer.impl.packed.path, "largest relative error", self.worst, flush=True)
 
     def test_requests_of_each_codec(self):
         self.check(coded_set())
@@ -210,9 +206,9 @@ class BackendTest(unittest.TestCase):
         self.check(set_of(group_size=32, scale_dtype="bfloat16"))
         self.check(set_of(clips=torch.tensor([0.8, 0.0])))
         if DEVICE == "cpu":
-            return self.check(set_of(name="lloyd-max"))
+            return self.check(set_of(grid="lloyd-max"))
         with self.assertRaisesRegex(ValueError, "cannot be served: rows of lloyd-max are packed on the CPU"):
-            self.check(set_of(name="lloyd-max"))
+            self.check(set_of(grid="lloyd-max"))
 
     def test_prompts_by_flash_attention_of_the_server(self):
         """It gets each prompt, and of a later chunk its own tokens and the pieces before them."""

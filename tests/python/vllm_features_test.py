@@ -10,7 +10,8 @@ import unittest
 import numpy as np
 import oscar_kv
 from safetensors import safe_open
-from vllm_serving import MODEL, PROJECT, SETS, TOKENS, ServedModel, main
+from sample_sets import MODEL, PROJECT, sample_set
+from vllm_serving import TOKENS, ServedModel, main
 
 LARGER = PROJECT.parent / "shared/models/qwen3-15m"  # 6 query heads, 2 KV heads
 LARGER_TOKENS = PROJECT.parent / "shared/golden/qwen3-15m"
@@ -64,7 +65,7 @@ class FeaturesTest(ServedModel):
 
     def test_preemption_drafts_aborts_and_adapters(self):
         """A cache that is too small for what runs at once, tokens that n-grams draft, a client that goes away, and LoRA."""
-        path = SETS / "coded"
+        path = sample_set("coded")
         self.served("--max-model-len", "1024", "--num-gpu-blocks-override", "40", "--enable-lora", "--max-lora-rank", str(RANK),
                     "--lora-modules", f"tuned={self.adapter()}", "--speculative-config",
                     '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}',

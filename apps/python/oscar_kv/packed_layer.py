@@ -7,7 +7,6 @@ and stored rows packed in pages of bytes, by the operators of liboscar_torch.so:
 (tokens, heads, d). Needs torch only. Non-goals: windows, page tables, where pages lie.
 """
 import warnings
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -15,20 +14,12 @@ import torch
 from torch import Tensor
 
 from .program import load_library
-from .sets import Side
+from .sets import Int2Codec, Layer, Side
 
 MOST_VALUES = 1 << 25  # of keys, and as many of values, that a server can spare memory for once they are unpacked: 128 MiB
-_PARAM_TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _PUBLISHED_CLIP = {"key": 0.96, "value": 0.92}  # what the published serving scripts use, for sets that do not say
 _ALIGNED = 16  # bytes of a token of INT2 rows, which kernels load so many at a time
 _MOST_SHARED = 16384  # query rows; kernels share workspaces up to so many units, each of which has at least one
-
-
-def of_heads(side: Side, first: int, count: int) -> Side:
-    """The part of a tensor-parallel rank that holds these KV heads; what all heads share stays whole."""
-    own = {name: x[first:first + count] for name, x in vars(side).items()
-           if isinstance(x, Tensor) and name != "eigenvalues" and len(x) > 1}
-    return replace(side, **own)
 
 
 def _product(rows: Tensor, matrices: Tensor) -> Tensor:
@@ -39,47 +30,38 @@ def _product(rows: Tensor, matrices: Tensor) -> Tensor:
 
 
 class LayerSide:
-    """The keys, or the values, of a layer. Raises ValueError if rows do not fit the set's matrices."""
+    """The keys, or the values, of a layer in rows of `heads` KV heads, `dim` channels, a device and a type, as one of so many ranks has
+    them. Raises ValueError if the set's matrices are for others."""
 
-    def __init__(self, name: str, layer_id: int, side: Side):
-        self.name, self.layer_id = name, layer_id
-        self.formats = None if side.levels is None else (side.levels.int(), side.step.float(), side.sigma.float())
-        # Rounded as servers round, then in float32: products of bfloat16 matrices with float32 sums.
-        self.rotation = side.rotation.bfloat16().float()
-        self.read_rotation = side.read_rotation.bfloat16().float()
-        self.mean = None if side.mean is None else side.mean.float()
-        self.clip_ratios = side.head_clip_ratios
-        if self.clip_ratios is None and self.formats is None:
-            ratio = side.clip_ratio
-            if ratio is None:
-                ratio = _PUBLISHED_CLIP[name]
-                warnings.warn(f"the rotation set does not say its clip ratios for {name}s; {ratio} is used, as in the published scripts",
-                              stacklevel=3)
-            self.clip_ratios = torch.tensor([ratio], dtype=torch.float64)
-        self._expanded: dict[tuple[int, int], Tensor] = {}
+    def __init__(self, name: str, layer_id: int, side: Side, heads: int, dim: int, device: torch.device, dtype: torch.dtype, rank: int, ranks: int):
+        where, known = f"layer {layer_id}: {name}", side.rotation.shape[-1]
+        if dim != known:
+            raise ValueError(f"{where} rows of {dim} channels do not fit matrices of {known} x {known}; is this a set for another model?")
 
-    def place(self, heads: int, dim: int, device: torch.device, dtype: torch.dtype) -> None:
-        """Checks the shape of rows of this device and type, and moves the matrices to them."""
-        count, known = self.rotation.shape[:2]
-        if dim != known or count not in (1, heads):
-            raise ValueError(f"layer {self.layer_id}: {self.name} rows of {heads} heads of {dim} do not fit "
-                             f"{count} matrices of {known} x {known}; is this a set for another model?")
-        for what, x, counts in (("means", self.mean, (1, heads)), ("clip ratios", self.clip_ratios, (1, heads)),
-                                ("formats", self.formats and self.formats[0], (heads,))):
-            if x is not None and len(x) not in counts:
-                raise ValueError(f"layer {self.layer_id}: {self.name} {what} of {len(x)} heads for {heads}")
-        # The same products: bfloat16 in, float32 sums. The CPU multiplies faster in float32.
+        def own(what: str, x: Tensor | None, least: int = 1) -> Tensor | None:
+            """Of what each KV head has, what the rank's have; what all share stays whole."""
+            if x is not None and len(x) not in (least, ranks * heads):
+                raise ValueError(f"{where} {what} of {len(x)} KV heads, but {ranks} ranks have {heads} each; use a set for this model, and no "
+                                 "more ranks than KV heads")
+            return x if x is None or len(x) == 1 else x[rank * heads:(rank + 1) * heads]
+
+        # The same products as those of servers: bfloat16 in, float32 sums. The CPU multiplies faster in float32.
         product_type = torch.bfloat16 if device.type == "cuda" and dtype == torch.bfloat16 else torch.float32
-        self.rotation = self.rotation.to(device, product_type)
-        self.read_rotation = self.read_rotation.to(device, product_type)
-        self.mean = None if self.mean is None else self.mean.to(device)
-        self._expanded = {}
+        self.heads, self.dim = heads, dim
+        self.rotation, self.read_rotation = (own("matrices", x).bfloat16().to(device, product_type) for x in (side.rotation, side.read_rotation))
+        self.mean = None if side.mean is None else own("means", side.mean).float().to(device)
+        self.formats = [own("formats", x, ranks * heads) for x in (side.levels, side.step, side.sigma)]
+        self._clip_ratios, self._expanded = own("clip ratios", side.clip_ratios), dict[tuple[int, int], Tensor]()
+        if side.clip_ratios is None and side.levels is None:
+            ratio = _PUBLISHED_CLIP[name]
+            warnings.warn(f"the set does not say its clip ratios for {name}s; {ratio} is used, as in the published scripts", stacklevel=4)
+            self._clip_ratios = torch.tensor([ratio], dtype=torch.float64)
 
-    def clip_ranks(self, heads: int, dim: int) -> list[int]:
-        """Of each head's rows, the rank of the magnitude that they are clipped to; -1: they are not."""
-        ratios = self.clip_ratios.tolist() * (heads // len(self.clip_ratios))
+    def clip_ranks(self) -> list[int]:
+        """Of each head's INT2 rows, the rank of the magnitude that they are clipped to; -1: they are not."""
+        ratios = self._clip_ratios.tolist() * (self.heads // len(self._clip_ratios))
         # As the program has it, in float64: int(0.9 * 80) is 72.
-        return [min(int(ratio * dim), dim - 1) if ratio > 0 else -1 for ratio in ratios]
+        return [min(int(ratio * self.dim), self.dim - 1) if ratio > 0 else -1 for ratio in ratios]
 
     def stored(self, native: Tensor) -> Tensor:
         """bfloat16."""
@@ -109,15 +91,21 @@ class LayerSide:
 
 class PackedSlots:
     """The packed rows of a layer's keys and values in pages: a page is uint8 (1, tokens, bytes) as vLLM has its blocks. A slot is the
-    number of a token's place, counted through all pages. key, value: placed; heads: KV heads of this process. path: "kernels" where
-    decode() serves decode steps, else "torch: why"."""
+    number of a token's place, counted through all pages. path: "kernels" where decode() serves decode steps, else "torch: why". Each kind has
+
+    write(cache, slots, stored)         cache: uint8 (pages, 1, tokens, bytes); slots: int32 (tokens), negative ones are not written;
+                                        stored: keys and values as stored, bfloat16 (2, tokens, heads, d), packed into the slots
+    unpack(cache, slots, keys, values)  the inverse, into bfloat16 (tokens, heads, d), any strides but of channels
+    decode(cache, q, windows, tables, scaling, stream)
+        q: bfloat16 (sequences, tokens, query heads, d) -> of that shape. windows: pools of keys and values; tables: pages and lengths of
+        the history, and of the window, of each token (INT2), or of each sequence (coded). stream: whose calls share a workspace"""
 
     path = "kernels"
     most_values = MOST_VALUES
     bytes: int  # of a token
 
-    def __init__(self, key: LayerSide, value: LayerSide, heads: int, dim: int):
-        self.sides, self.heads, self.dim = (key, value), heads, dim
+    def __init__(self, sides: list[LayerSide]):
+        self.sides, self.heads, self.dim = sides, sides[0].heads, sides[0].dim
 
     @cached_property
     def rotations(self) -> tuple[list[Tensor], list[Tensor | None]]:
@@ -148,32 +136,17 @@ class PackedSlots:
         """outputs of attention (tokens, query heads, d), float32 or bfloat16, as the model has them, into bfloat16 of that shape."""
         torch.ops.oscar.rotate_rows([outputs], self.rotations[0][3:], self.rotations[1][1:], [native], None, [], adds_mean=True)
 
-    def write(self, cache: Tensor, slots: Tensor, stored: Tensor) -> None:
-        """cache: uint8 (pages, 1, tokens, bytes); slots: int32 (tokens), negative ones are not written; stored: keys and values as
-        stored, bfloat16 (2, tokens, heads, d), packed into the slots."""
-        raise NotImplementedError
-
-    def unpack(self, cache: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """The inverse, into bfloat16 (tokens, heads, d), any strides but of channels."""
-        raise NotImplementedError
-
-    def decode(self, cache: Tensor, q: Tensor, windows: list[Tensor], tables: tuple[Tensor, ...], scaling: float, stream: int = 0) -> Tensor:
-        """q: bfloat16 (sequences, tokens, query heads, d) -> float32 of that shape. windows: pools of keys and values; tables: pages
-        and lengths of the history, and of the window, of each token (INT2), or of each sequence (coded). stream: whose calls share a
-        workspace."""
-        raise NotImplementedError
-
 
 class Int2Slots(PackedSlots):
     """The rows of a KV head lie behind each other in a page, so that the kernels read whole lines of memory. Keys and values have formats
     of the same size: to the packer they are heads of one kind."""
 
-    def __init__(self, codec: dict[str, Any], key: LayerSide, value: LayerSide, heads: int, dim: int, device: torch.device):
-        super().__init__(key, value, heads, dim)
-        self._grid, self._type = codec["name"], _PARAM_TYPES[codec.get("scale_dtype", "float32")]
-        ranks = [rank for side in self.sides for rank in side.clip_ranks(heads, dim)]
-        self._ranks = torch.tensor(ranks, dtype=torch.int32, device=device)
-        groups = dim // (codec["group_size"] or dim)
+    def __init__(self, sides: list[LayerSide], codec: Int2Codec, device: torch.device):
+        super().__init__(sides)
+        heads, dim = self.heads, self.dim
+        self._grid, self._type = codec.grid, getattr(torch, codec.scale_dtype)
+        self._ranks = torch.tensor([rank for side in sides for rank in side.clip_ranks()], dtype=torch.int32, device=device)
+        groups = dim // (codec.group_size or dim)
         self._sizes = 2 * heads * dim // 4, 2 * heads * groups * 2 * self._type.itemsize  # of a token's codes, and params
         self.bytes = -(-sum(self._sizes) // _ALIGNED) * _ALIGNED
 
@@ -206,10 +179,10 @@ class Int2Slots(PackedSlots):
 class CodedSlots(PackedSlots):
     """Raises ValueError that says why the kernels cannot read these formats, if by_kernels."""
 
-    def __init__(self, key: LayerSide, value: LayerSide, heads: int, dim: int, device: torch.device):
-        super().__init__(key, value, heads, dim)
+    def __init__(self, sides: list[LayerSide], device: torch.device):
+        super().__init__(sides)
         formats = []
-        for levels, step, sigma in (side.formats for side in self.sides):
+        for levels, step, sigma in (side.formats for side in sides):
             bits = levels.log2().round().to(torch.uint8)[:, ::8]
             of_stored = (torch.where(levels > 1, x, 1.0) for x in (step, sigma))
             formats.append([x.cpu().contiguous() for x in (bits, *of_stored)])
@@ -254,15 +227,14 @@ def _workspace_of(kind: str, arguments: tuple[Any, ...], scaling: float, stream:
     return fitting[-1]
 
 
-def why_no_kernels(codec: dict[str, Any], dim: int) -> str | None:
+def why_no_kernels(codec: Int2Codec | None, dim: int) -> str | None:
     """Why kernels on CUDA cannot pack rows of so many channels of a set's codec; None: they can. Loads the operators."""
-    is_coded = codec["name"] == "coded"
-    for is_wrong, text in (
-            (codec["name"] == "lloyd-max", "rows of lloyd-max are packed on the CPU"),
-            (dim not in (64, 128, 256), f"rows of {dim} channels, the kernels take 64, 128 and 256"),
-            (not is_coded and (codec.get("group_size") or dim) not in (dim, 64, 32), f"groups of {codec.get('group_size')} channels")):
-        if is_wrong:
-            return text
+    if dim not in (64, 128, 256):
+        return f"rows of {dim} channels, the kernels take 64, 128 and 256"
+    if codec is not None and codec.grid == "lloyd-max":
+        return "rows of lloyd-max are packed on the CPU"
+    if codec is not None and codec.group_size not in (0, dim, 64, 32):
+        return f"groups of {codec.group_size} channels"
     load_library()
     if not torch._C._dispatch_has_kernel_for_dispatch_key("oscar::int2_decode", "CUDA"):
         return "liboscar_torch.so was built without CUDA"
@@ -274,9 +246,10 @@ def why_no_decode(num_q_heads: int, num_kv_heads: int) -> str | None:
     return f"{num_q_heads} query heads for {num_kv_heads} KV heads" if num_q_heads > 16 * num_kv_heads else None
 
 
-def slots_of(codec: dict[str, Any], key: LayerSide, value: LayerSide, heads: int, dim: int, device: torch.device) -> PackedSlots:
-    """Of the sides of a layer, placed, for pages on a device. Raises ValueError if its operators cannot read the formats."""
+def slots_of(codec: Int2Codec | None, layer: Layer, heads: int, dim: int, device: torch.device, dtype: torch.dtype,
+             pages: torch.device | None = None, rank: int = 0, ranks: int = 1) -> PackedSlots:
+    """Of rows of a layer, with LayerSides for `device` and `dtype`, for pages on that device or on another. Raises ValueError if the set does
+    not fit the rows, or its operators cannot read the formats."""
     load_library()
-    if codec["name"] == "coded":
-        return CodedSlots(key, value, heads, dim, device)
-    return Int2Slots(codec, key, value, heads, dim, device)
+    sides = [LayerSide(name, layer.layer_id, getattr(layer, name), heads, dim, device, dtype, rank, ranks) for name in ("key", "value")]
+    return CodedSlots(sides, pages or device) if codec is None else Int2Slots(sides, codec, pages or device)

@@ -36,6 +36,14 @@ def set_path() -> str | None:
     return setting("OSCAR_KV_SET")
 
 
+def allows_rejected() -> bool:
+    """Whether a server may serve what oscar verify rejected. Raises ValueError for anything but 1."""
+    value = setting("OSCAR_KV_ALLOW_REJECTED")
+    if value not in (None, "1"):
+        raise ValueError(f"OSCAR_KV_ALLOW_REJECTED={value}: give 1, or unset it")
+    return value == "1"
+
+
 def manifest_hash(path: str) -> str:
     """The first digits of the sha256 of a set's manifest.json, or of the one file that a set was converted to."""
     place = Path(path)
@@ -61,8 +69,7 @@ def binary() -> Path:
     path = _find("OSCAR_BINARY", "bin/oscar", "oscar")
     found = path or shutil.which("oscar")
     if found is None:
-        raise FileNotFoundError("the oscar program is neither beside oscar_kv nor on PATH; install the wheel, build it, "
-                                "or set OSCAR_BINARY")
+        raise FileNotFoundError("the oscar program is neither beside oscar_kv nor on PATH; install the wheel, build it, or set OSCAR_BINARY")
     return Path(found)
 
 
@@ -74,14 +81,12 @@ def load_library() -> Path:
 
     path = _find("OSCAR_TORCH_LIBRARY", "lib/oscar/liboscar_torch.so", "liboscar_torch.so")
     if path is None:
-        raise FileNotFoundError("liboscar_torch.so is not beside oscar_kv; install the wheel, build it, or set "
-                                "OSCAR_TORCH_LIBRARY")
+        raise FileNotFoundError("liboscar_torch.so is not beside oscar_kv; install the wheel, build it, or set OSCAR_TORCH_LIBRARY")
     try:
         torch.ops.load_library(str(path))
     except OSError as error:
         why = error.__cause__ or error
-        raise OSError(f"{path} does not load into torch {torch.__version__}: {why}; it needs torch 2.11 or later") \
-            from error
+        raise OSError(f"{path} does not load into torch {torch.__version__}: {why}; it needs torch 2.11 or later") from error
     return path
 
 
@@ -110,8 +115,7 @@ def _arguments(options: dict[str, Option]) -> list[str]:
 def _environment() -> dict[str, str]:
     """Without what torchrun, srun or mpirun tell their ranks: the program is no rank of the caller's job."""
     launchers = ("OMPI_COMM_WORLD_", "PMI_", "SLURM_")
-    return {name: value for name, value in os.environ.items()
-            if name not in ("RANK", "WORLD_SIZE") and not name.startswith(launchers)}
+    return {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE") and not name.startswith(launchers)}
 
 
 def run(*arguments: str | os.PathLike[str], accept: Sequence[int] = (0,)) -> dict[str, Any]:
@@ -135,9 +139,9 @@ def fit(out: str | os.PathLike[str] | None = None, **options: Option) -> dict[st
     return run("fit", *_arguments({"out": out, **options}))
 
 
-def verify(rotations: str | os.PathLike[str], **options: Option) -> dict[str, Any]:
+def verify(path: str | os.PathLike[str], **options: Option) -> dict[str, Any]:
     """oscar verify: the report (oscar.verify_report.v1). Options as for fit().
 
     Its "verdict" is "accepted", "rejected" or "not_measured".
     """
-    return run("verify", rotations, *_arguments(dict(options)), accept=(0, _REJECTED))
+    return run("verify", path, *_arguments(dict(options)), accept=(0, _REJECTED))

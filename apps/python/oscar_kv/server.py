@@ -122,8 +122,7 @@ class ServerTap:
         ranks, heads = self._place.ranks, k.shape[1]
         kv_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
         if heads * ranks != kv_heads:
-            raise ValueError(f"{ranks} ranks with {heads} KV heads each, but the model has {kv_heads}; use no more ranks "
-                             "than KV heads")
+            raise ValueError(f"{ranks} ranks with {heads} KV heads each, but the model has {kv_heads}; use no more ranks than KV heads")
         self._shape = (q.shape[1] * ranks, kv_heads, k.shape[2], v.shape[2])
         shard = {"first_kv_head": self._place.rank * heads, "total_kv_heads": kv_heads} if ranks > 1 else {}
         self._state = self._ops.new_state(reservoir=_number("OSCAR_OBSERVE_RESERVOIR", 8192, 0), **shard)

@@ -1,47 +1,48 @@
 # SPDX-License-Identifier: MIT
-"""Sets of rotations (oscar.rotation_set.v1) and of the coded cache (oscar.rotation_set.v2) as arrays: the one reader of sets in Python.
+"""What one reader reads of a set (schemas/oscar.set.v1.schema.json), as arrays: the one reader of sets in Python.
 
 Row vectors. Keys: k' = (k - mean) rotation, q' = q read_rotation. Values: v' = v rotation, o = o' read_rotation^T.
 
-Somebody else may have written a set, and one wrong number in it would be served without a word. So bytes are read once, compared with
-manifest.json, and parsed from memory: what was checked is what is used. Texts that readers could understand in two ways are refused. The
-program checks the same (lib/base/json.hpp, lib/set/manifest.hpp). Functions raise ValueError that says what is wrong and what to do.
-Non-goals: whether a set is any good (`oscar verify`), other people's formats (`oscar convert`).
+Somebody else may have written a set, and one wrong number in it would be served without a word. So the file of the part that is read is
+read once, compared with manifest.json, and parsed from memory: what was checked is what is used. Texts that readers could understand
+in two ways are refused. Functions raise ValueError that says what is wrong and what to do. Non-goals: whether a set is any good, and
+files that are not read (`oscar verify`), other people's formats (`oscar convert`).
 """
 import hashlib
 import io
 import json
+import logging
 import os
 import stat
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-_SCHEMA, _CODED_SCHEMA = "oscar.rotation_set.v1", "oscar.rotation_set.v2"
-_CODECS, _SCALES = ("minmax", "lloyd-max"), ("float32", "float16", "bfloat16")
+_SCHEMA = "oscar.set.v1"
+# Of each part, the file that is read; our readers take the first part that there is.
+_FILES = {"coded": "coded.safetensors", "with_means": "with_means/rotations.h5", "rotations": "rotations.h5"}
+_GRIDS, _SCALES = ("minmax", "lloyd-max"), ("float32", "float16", "bfloat16")
 _MOST_BYTES_OF_TEXT = 8 << 20  # kMaxDocumentBytes
-_AGAIN = "fetch or fit the set again"
-_TRIAL_SECONDS = 300
+_AGAIN, _TRIAL_SECONDS = "fetch or fit the set again", 300
 _TRIAL = f"from {__name__} import _try_h5; _try_h5()"
+_log = logging.getLogger("oscar_kv")
 
 
 @dataclass(frozen=True)
 class Side:
-    """What is done to the keys, or to the values, of a layer. Arrays are float32 numpy arrays, or torch tensors after
-    RotationSet.to_torch(); stacks have 1 matrix, or one for each KV head."""
+    """What is done to the keys, or to the values, of a layer. Arrays are numpy arrays, float32 where nothing else is said, or torch
+    tensors after SetPart.to_torch(); stacks have 1 matrix, or one for each KV head."""
 
     rotation: Any  # (1 or KV heads, d, d)
     read_rotation: Any  # the same shape; rotation itself if that is orthogonal
-    mean: Any | None  # (KV heads or 1, d), subtracted from keys; None: nothing is
-    clip_ratio: float | None  # 0 = no clipping, None = not known
-    head_clip_ratios: Any | None  # (KV heads), where they differ
-    eigenvalues: Any | None  # (d) or (KV heads, d), ascending; None: not known
-    levels: Any | None = None  # of a coded cache, int32 (KV heads, d); None: four of the manifest's codec
-    step: Any | None = None  # float32 of that shape: distance of two levels, and root mean square of the channel
+    mean: Any | None = None  # (KV heads or 1, d), subtracted from keys; None: nothing is
+    clip_ratios: Any | None = None  # of INT2 rows, any float (KV heads or 1); 0 = no clipping, None = not known
+    levels: Any | None = None  # of the coded cache, int32 (KV heads, d); None: rows are INT2
+    step: Any | None = None  # of that shape: distance of two levels, and root mean square of the channel
     sigma: Any | None = None
 
 
@@ -53,28 +54,33 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class RotationSet:
-    """manifest: of schemas/oscar.rotation_set.v1.schema.json, or v2. layers: by layer id, ascending, possibly sparse."""
+class Int2Codec:
+    """How rows of INT2 are rounded."""
 
-    manifest: dict[str, Any]
+    grid: str = "minmax"  # or lloyd-max
+    group_size: int = 0  # channels that share a scale; 0 = all of a head
+    scale_dtype: str = "float32"  # or float16, bfloat16
+
+
+@dataclass(frozen=True)
+class SetPart:
+    """What one reader reads of a set. layers: by layer id, ascending, possibly sparse. windows: first and last tokens that stay as they
+    are, (sink, recent). codec: None for the coded cache, whose sides have formats. name, manifest: of what was read."""
+
     layers: dict[int, Layer]
+    windows: tuple[int, int]
+    codec: Int2Codec | None
+    name: str = ""
+    manifest: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def windows(self) -> tuple[int, int]:
-        """First and last tokens that stay as they are: (sink, recent)."""
-        return self.manifest["windows"]["sink"], self.manifest["windows"]["recent"]
-
-    def to_torch(self, device: Any = None, dtype: Any = None) -> "RotationSet":
-        """The same set with torch tensors, float32 unless `dtype` says otherwise."""
+    def to_torch(self) -> "SetPart":
+        """The same part with torch tensors."""
         import torch
 
         def moved(side: Side) -> Side:
-            arrays = {name: value for name, value in vars(side).items() if isinstance(value, np.ndarray)}
-            return replace(side, **{name: torch.from_numpy(array.copy()).to(device=device, dtype=dtype)
-                                    for name, array in arrays.items()})
+            return replace(side, **{name: torch.from_numpy(x.copy()) for name, x in vars(side).items() if isinstance(x, np.ndarray)})
 
-        layers = {i: Layer(i, moved(layer.key), moved(layer.value)) for i, layer in self.layers.items()}
-        return replace(self, layers=layers)
+        return replace(self, layers={i: Layer(i, moved(layer.key), moved(layer.value)) for i, layer in self.layers.items()})
 
 
 def _parse_json(text: bytes, where: str) -> dict[str, Any]:
@@ -113,33 +119,28 @@ def _is_plain(path: Any) -> bool:
         all(part not in ("", ".", "..") for part in path.split("/"))
 
 
-def _read_listed(folder: Path, manifest: dict[str, Any], wanted: tuple[str, ...]) -> tuple[str, bytes]:
-    """The first of `wanted` that the manifest lists, and its content, after every listed file has been compared with its size
-    and sha256. Raises ValueError that names the first that differs."""
-    listed, found = manifest.get("files"), {}
+def _read_listed(folder: Path, manifest: dict[str, Any], path: str) -> bytes:
+    """A file that the manifest lists with this size and sha256."""
+    said, listed = folder / "manifest.json", manifest.get("files")
     if not isinstance(listed, list):
-        raise ValueError(f"{folder / 'manifest.json'}: no list of files; {_AGAIN}")
-    names = [each.get("path") if isinstance(each, dict) else None for each in listed]
-    for name, each in zip(names, listed):
+        raise ValueError(f"{said}: no list of files; {_AGAIN}")
+    names = [_member(each, "path") for each in listed]
+    for name in names:
         if not _is_plain(name) or names.count(name) > 1:
-            raise ValueError(f"{folder / 'manifest.json'}: lists {name!a}, an unsafe path or one that comes twice; {_AGAIN}")
-        size = each.get("size")
-        try:
-            data = _read_file(folder / name, size) if type(size) is int and size >= 0 else b""
-            is_listed = len(data) == size and hashlib.sha256(data).hexdigest() == each.get("sha256")
-        except (OSError, ValueError):
-            is_listed = False
-        if not is_listed:
-            raise ValueError(f"{folder / name}: not the file that manifest.json lists; {_AGAIN}")
-        if name in wanted:
-            found[name] = data
-    for name in wanted:
-        if name in found:
-            return name, found[name]
-    raise ValueError(f"{folder}: neither {' nor '.join(wanted)}; fit with --format safetensors")
+            raise ValueError(f"{said}: lists {name!a}, an unsafe path or one that comes twice; {_AGAIN}")
+    if path not in names:
+        raise ValueError(f"{folder}: the set has no {path}; fit it with --format pt,h5")
+    size, sha256 = (listed[names.index(path)].get(name) for name in ("size", "sha256"))
+    try:
+        data = _read_file(folder / path, size) if type(size) is int and size >= 0 else b""
+    except (OSError, ValueError):
+        data = b""
+    if len(data) != size or hashlib.sha256(data).hexdigest() != sha256:
+        raise ValueError(f"{folder / path}: not the file that manifest.json lists; {_AGAIN}")
+    return data
 
 
-def _of_safetensors(data: bytes, where: Path) -> tuple[dict[str, np.ndarray], bytes | None]:
+def _of_safetensors(data: bytes, where: Path) -> tuple[dict[str, np.ndarray], bytes]:
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
@@ -148,8 +149,7 @@ def _of_safetensors(data: bytes, where: Path) -> tuple[dict[str, np.ndarray], by
         arrays = load(data)
     except (SafetensorError, KeyError, TypeError) as error:
         raise ValueError(f"{where}: not a safetensors file: {error}; {_AGAIN}") from error
-    manifest = (header.get("__metadata__") or {}).get("manifest")
-    return arrays, None if manifest is None else manifest.encode()
+    return arrays, (header.get("__metadata__") or {}).get("manifest", "{}").encode()
 
 
 def _arrays_of_h5(data: bytes) -> dict[str, np.ndarray]:
@@ -187,13 +187,13 @@ def _try_h5() -> None:
         sys.exit(ascii(str(error))[1:-1])
 
 
-def _of_h5(data: bytes, where: Path) -> tuple[dict[str, np.ndarray], bytes | None]:
+def _of_h5(data: bytes, where: Path) -> tuple[dict[str, np.ndarray], bytes]:
     """The HDF5 library can read beyond its buffers where metadata is forged, so another process reads the file first, which must
     survive."""
     try:
         import h5py  # noqa: F401
     except ImportError as error:
-        raise ImportError(f"{where}: h5py reads HDF5; pip install h5py, or fit with --format safetensors,h5") from error
+        raise ImportError(f"{where}: h5py reads HDF5; pip install h5py, or convert the set to one .safetensors file") from error
     refused = f"{where}: not an HDF5 file that can be read"
     path = [str(Path(__file__).resolve().parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     try:
@@ -205,21 +205,20 @@ def _of_h5(data: bytes, where: Path) -> tuple[dict[str, np.ndarray], bytes | Non
         said = trial.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"status {trial.returncode}"]
         raise ValueError(f"{refused}: {said[0]}; {_AGAIN}")
     arrays = _arrays_of_h5(data)
-    manifest = arrays.pop("manifest", None)
-    return {name.replace("/", "."): array for name, array in arrays.items()}, None if manifest is None else manifest.tobytes()
+    manifest = arrays.pop("manifest", np.frombuffer(b"{}", np.uint8)).tobytes()
+    return {name.replace("/", "."): array for name, array in arrays.items()}, manifest
 
 
-_READERS = {".safetensors": _of_safetensors, ".h5": _of_h5}
-_MATRICES = tuple("rotations" + suffix for suffix in _READERS)  # of a set's folder; the first that is listed is read
+_FORMATS = {".safetensors": _of_safetensors, ".h5": _of_h5}
 
 
-def _arrays_of(data: bytes, where: Path) -> tuple[dict[str, np.ndarray], dict[str, Any] | None]:
-    """Arrays by name ("layers.0.key.rotation") of a .safetensors or .h5 file, and the manifest in it, if it has one. Raises
+def _arrays_of(data: bytes, where: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Arrays by name ("layers.0.key.rotation") of a .safetensors or .h5 file, and the manifest in it, empty if it has none. Raises
     ValueError for other files, ImportError if h5py is needed and not there."""
-    if where.suffix not in _READERS:
+    if where.suffix not in _FORMATS:
         raise ValueError(f"{where}: not a folder, .safetensors or .h5; `oscar convert` makes them")
-    arrays, manifest = _READERS[where.suffix](data, where)
-    return arrays, None if manifest is None else _parse_json(manifest, f"{where}, manifest")
+    arrays, manifest = _FORMATS[where.suffix](data, where)
+    return arrays, _parse_json(manifest, f"{where}, manifest")
 
 
 def _is_count(value: Any) -> bool:
@@ -242,37 +241,48 @@ def _refuse_if(where: str, *checks: tuple[bool, str]) -> None:
             raise ValueError(f"{where}: {text}; {_AGAIN}, and ask `oscar verify`")
 
 
-def _has_ratios(side: Any) -> bool:
-    if not isinstance(side, dict) or "clip_ratio" not in side:
-        return False
-    ratio, of_heads = side["clip_ratio"], side.get("clip_ratio_per_head", [])
-    return (ratio is None or _is_ratio(ratio)) and isinstance(of_heads, list) and all(map(_is_ratio, of_heads))
-
-
-def _check_manifest(manifest: dict[str, Any], where: str) -> None:
-    """What readers take from a manifest, as in schemas/oscar.rotation_set.v1.schema.json and v2, which is of coded sets."""
-    codec, windows, layers = (manifest.get(name) for name in ("codec", "windows", "layers"))
-    is_coded, name, levels = manifest.get("schema") == _CODED_SCHEMA, _member(codec, "name"), _member(codec, "levels")
-    of_int2 = (
-        (manifest.get("schema") != _SCHEMA, f"schema is {manifest.get('schema')!a}, not \"{_SCHEMA}\" or \"{_CODED_SCHEMA}\""),
-        (name not in _CODECS, f"codec {name!a} is not known; known are {', '.join(_CODECS)}"),
-        (levels != [4, 4], f"levels are {levels!a}, not [4, 4]"),
-        (not _is_count(_member(codec, "group_size")), "the codec's group_size is no count"),
-        (_member(codec, "scale_dtype") not in (None, *_SCALES), "the codec's scale_dtype is not known"))
+def _part_for(manifest: dict[str, Any], reader: str, where: str) -> str:
+    """The name of the part that the reader reads, after what all parts share was checked."""
+    parts, readers, windows = (manifest.get(name) for name in ("parts", "readers", "windows"))
     _refuse_if(
         where,
-        *(((name != "coded", "the codec is not coded"),) if is_coded else of_int2),
+        (manifest.get("schema") != _SCHEMA, f"schema is {manifest.get('schema')!a}, not \"{_SCHEMA}\""),
         (not isinstance(manifest.get("model"), dict), "no model"),
         (not all(_is_count(_member(windows, each)) for each in ("sink", "recent")), "windows are no counts"),
-        (not isinstance(layers, list) or not layers, "no layers"))
+        (not isinstance(readers, dict), "no readers"),
+        (not isinstance(parts, dict) or not parts or not set(parts) <= set(_FILES), "no parts, or some that are not known"))
+    name, best = readers.get(reader), next(each for each in _FILES if each in parts)
+    if name is None:
+        raise ValueError(f"{where}: the set has no part for {reader}, but for {', '.join(map(ascii, readers))}; fit it with --for {reader}")
+    _refuse_if(where, (name not in list(parts) or (reader in ("vllm", "transformers") and name != best),
+                       f"{reader} is to read the part {name!a}, and there are {', '.join(parts)}"))
+    return name
+
+
+def _check_verdict(manifest: dict[str, Any], name: str, reader: str, allow_rejected: bool, where: Path) -> None:
+    """Raises ValueError for a part that `oscar verify` rejected, unless that is allowed, and warns of one that it did not accept."""
+    said = _member(manifest, "verification", "readers", reader)
+    verdict = _member(said, "verdict")
+    if verdict == "rejected" and not allow_rejected:
+        raise ValueError(f"{where}: oscar verify rejected the part {name}, which {reader} reads; fit the set again, with more text or bits, or "
+                         "allow it: allow_rejected=True, for vLLM OSCAR_KV_ALLOW_REJECTED=1")
+    if verdict != "accepted" or _member(said, "part") != name:
+        _log.warning("oscar_kv: %s: the part %s, which %s reads, was %s by oscar verify", where, name, reader,
+                     "rejected" if verdict == "rejected" else "not measured")
+
+
+def _codec_and_layers(part: Any, is_coded: bool, where: str) -> tuple[Int2Codec | None, list[dict[str, Any]]]:
+    """Of a part of the manifest, layers by ascending id."""
+    codec, layers = _member(part, "codec"), _member(part, "layers")
+    name, levels, group_size, scales = (_member(codec, each) for each in ("name", "levels", "group_size", "scale_dtype"))
+    _refuse_if(where, (not isinstance(layers, list) or not layers, "no layers"), *(((name != "coded", "the codec is not coded"),) if is_coded else (
+        (name not in _GRIDS, f"codec {name!a} is not known; known are {', '.join(_GRIDS)}"),
+        (levels != [4, 4], f"levels are {levels!a}, not [4, 4]"),
+        (not _is_count(group_size), "the codec's group_size is no count"),
+        (scales not in _SCALES, "the codec's scale_dtype is not known"))))
     ids = [_member(layer, "layer_id") for layer in layers]
     _refuse_if(where, (not all(map(_is_count, ids)), "a layer_id is no count"), (len(set(ids)) < len(ids), "a layer_id comes twice"))
-    for layer in layers:
-        for side in ("key", "value"):
-            sizes = _member(layer, side, "row_bytes")
-            _refuse_if(f"{where}, layer {layer['layer_id']}, {side}", (
-                (not isinstance(sizes, list) or not all(map(_is_count, sizes)), "bytes of rows are no counts") if is_coded else
-                (not _has_ratios(layer.get(side)), "no clip ratios, or not between 0 and 1")))
+    return None if is_coded else Int2Codec(name, group_size, scales), sorted(layers, key=lambda layer: layer["layer_id"])
 
 
 def _format_bytes(levels: np.ndarray, step: np.ndarray, sigma: np.ndarray) -> int:
@@ -287,65 +297,80 @@ def _format_bytes(levels: np.ndarray, step: np.ndarray, sigma: np.ndarray) -> in
     return sum(int(count).bit_length() - 1 for count in blocks[:, 0].tolist()) + 2
 
 
-def _check_coded_side(arrays: dict[str, Any], described: dict[str, Any], where: str) -> None:
-    """Matrices and formats of one side of a coded cache against what the manifest says of it: "write", "read" (heads, d, d), "mean"
-    (heads, d) or None, "levels", "step" and "sigma" (heads, d)."""
-    write, levels = arrays["write"], arrays["levels"]
-    _refuse_if(where, (write is None or write.ndim != 3 or write.shape[1] != write.shape[2] or 0 in write.shape,
-                       "no square matrices of heads"))
-    formats = [arrays[name] for name in ("levels", "step", "sigma")]
-    numbers = [arrays[name] for name in ("write", "read", "mean", "step", "sigma") if arrays[name] is not None]
-    _refuse_if(
-        where,
-        (arrays["read"] is None or arrays["read"].shape != write.shape, "reading and writing matrices have different shapes"),
-        (any(x is None or x.shape != write.shape[:2] for x in formats), "formats of another shape than the matrices"),
-        (levels is not None and levels.dtype.kind != "i", "levels are no whole numbers"),
-        (arrays["mean"] is not None and arrays["mean"].shape != write.shape[:2], "means of another shape"),
-        (not all(x.dtype == np.float32 and np.isfinite(x).all() for x in numbers), "numbers that are not finite float32"))
+def _check_formats(side: Side, described: Any, where: str) -> None:
+    """Of a side of the coded cache, against what the manifest says of it."""
+    formats = side.levels, side.step, side.sigma
+    _refuse_if(where, (any(x is None or x.shape != side.rotation.shape[:2] for x in formats), "formats of another shape than the matrices"),
+               (side.levels is not None and side.levels.dtype.kind != "i", "levels are no whole numbers"))
     try:
         sizes = [_format_bytes(*of_head) for of_head in zip(*formats)]
     except ValueError as error:
         raise ValueError(f"{where}: {error}; {_AGAIN}") from error
-    _refuse_if(where, (sizes != described["row_bytes"], f"rows take {sizes} bytes, and the manifest says {described['row_bytes']}"))
+    bits, said = 8 * sum(sizes) / side.levels.size, _member(described, "bits")
+    for name, found in (("row_bytes", sizes), ("most_levels", side.levels.max(1).tolist())):
+        _refuse_if(where, (_member(described, name) != found, f"{name} are {found}, and the manifest says {_member(described, name)!a}"))
+    _refuse_if(where, (type(said) not in (int, float) or abs(said - bits) > 1e-6 * bits, f"bits are {bits}, and the manifest says {said!a}"))
 
 
-def _check_layer(layer: Any, described: dict[str, Any], group_size: int, where: str) -> None:
-    """Matrices of a layer against what the manifest says of it."""
-    for name, side in (("key", layer.key), ("value", layer.value)):
-        count, dim = side.rotation.shape[0], side.rotation.shape[-1]
-        ratios, said = side.head_clip_ratios, described[name].get("clip_ratio_per_head")
-        arrays = [x for x in (side.rotation, side.read_rotation, side.mean, ratios) if x is not None]
-        _refuse_if(
-            f"{where}, layer {layer.layer_id}, {name}",
-            (side.rotation.shape != (count, dim, dim) or 0 in side.rotation.shape, f"matrices of {side.rotation.shape}"),
-            (side.read_rotation.shape != side.rotation.shape, "reading and writing matrices have different shapes"),
-            (name == "key" and dim != described.get("head_dim"),
-             f"matrices of {dim} where the manifest says {described.get('head_dim')!a}"),
-            (side.mean is not None and (side.mean.ndim != 2 or side.mean.shape[1] != dim), "means of another shape"),
-            (not all(x.dtype.kind == "f" and np.isfinite(x).all() for x in arrays), "numbers that are not finite"),
-            (group_size > 0 and dim % group_size != 0, f"groups of {group_size} channels do not divide {dim}"),
-            ((ratios is None) != (not said) or (ratios is not None and (
-                ratios.ndim != 1 or len(ratios) != len(said) or not np.allclose(ratios, said, rtol=1e-6, atol=0))),
-             "clip ratios differ from the manifest's"))
+def _clip_ratios(described: Any, of_heads: np.ndarray | None, where: str) -> np.ndarray | None:
+    """As Side has them. described: a side in the manifest."""
+    ratio, said = _member(described, "clip_ratio"), _member(described, "clip_ratio_per_head") or []
+    is_said = isinstance(described, dict) and "clip_ratio" in described and (ratio is None or _is_ratio(ratio))
+    _refuse_if(where, (not is_said or not isinstance(said, list) or not all(map(_is_ratio, said)), "no clip ratios, or not between 0 and 1"))
+    if of_heads is None and not said:
+        return None if ratio is None else np.array([ratio], float)
+    _refuse_if(where, (of_heads is None or of_heads.shape != (len(said),) or not np.allclose(of_heads, said, rtol=1e-6, atol=0),
+                       "clip ratios differ from the manifest's"))
+    return of_heads
 
 
-def check_for_model(rotations: Any, model: dict[str, Any], covered: list[int], longest: int | None) -> None:
+def _side(arrays: dict[str, np.ndarray], layer: dict[str, Any], name: str, codec: Int2Codec | None, where: str) -> Side:
+    """Takes its arrays away. layer: as the manifest describes it."""
+    prefix = f"layers.{layer['layer_id']}.{name}."
+    where, said_dim = f"{where}, {prefix[:-1]}", layer.get("head_dim" if name == "key" else "value_dim")
+
+    def take(*names: str) -> list[Any]:
+        return [arrays.pop(prefix + each, None) for each in names]
+
+    if codec is None:
+        write, read, mean, *formats, _ = take("write", "read", "mean", "levels", "step", "sigma", "lambda")
+        clips, numbers = None, [write, read, mean, *formats[1:]]
+    else:
+        write, read, mean, clips = take("rotation", "q_rotation" if name == "key" else "o_rotation", "mean", "clip_ratio_per_head")
+        take("eigenvalues", "covariance", "query_covariance")
+        write, read, formats = *(x[None] if x is not None and x.ndim == 2 else x for x in (write, read if read is not None else write)), []
+        numbers = [write, read, mean, clips]
+    _refuse_if(where, (write is None or write.ndim != 3 or write.shape[1] != write.shape[2] or 0 in write.shape,
+                       f"no square matrices{'' if write is None else f', but {write.shape}'}"))
+    dim, group_size = write.shape[2], 0 if codec is None else codec.group_size
+    _refuse_if(
+        where,
+        (read is None or read.shape != write.shape, "reading and writing matrices have different shapes"),
+        (mean is not None and (mean.ndim != 2 or mean.shape[1] != dim), "means of another shape"),
+        (not all(x.dtype == np.float32 and np.isfinite(x).all() for x in numbers if x is not None), "numbers that are not finite float32"),
+        (dim != said_dim and (name == "key" or codec is None), f"matrices of {dim} where the manifest says {said_dim!a}"),
+        (group_size > 0 and dim % group_size != 0, f"groups of {group_size} channels do not divide {dim}"))
+    side = Side(write, read, mean, None if codec is None else _clip_ratios(layer.get(name), clips, where), *formats)
+    if codec is None:
+        _check_formats(side, layer.get(name), where)
+    return side
+
+
+def check_for_model(part: SetPart, model: dict[str, Any], covered: list[int], longest: int | None) -> None:
     """model: as identity.describe_model has it; covered: layers that a set must have; longest: tokens that the model, or its
     server, can have in a sequence."""
-    fitted = rotations.manifest.get("model") or {}
+    fitted = part.manifest.get("model") or {}
     sha256, count = fitted.get("config_sha256"), fitted.get("num_layers")
-    missing = sorted(set(covered) - set(rotations.layers))
-    surplus = [i for i in rotations.layers if i >= model["num_layers"]]
-    kept = sum(rotations.windows)
+    missing = sorted(set(covered) - set(part.layers))
+    surplus = [i for i in part.layers if i >= model["num_layers"]]
+    kept = sum(part.windows)
     for is_wrong, text in (
             (sha256 and model["config_sha256"] and sha256 != model["config_sha256"],
-             f"the set is for another model: it was fitted on {fitted.get('id')!a}, whose config.json differs; fit one for this "
-             "model"),
+             f"the set is for another model: it was fitted on {fitted.get('id')!a}, whose config.json differs; fit one for this model"),
             (count and count != model["num_layers"],
              f"the set is for a model of {count} layers, and this one has {model['num_layers']}; fit one for this model"),
             (surplus, f"the set has layers {surplus}, and the model has {model['num_layers']}; fit one for this model"),
-            (missing, f"the rotation set has no layer {', '.join(map(str, missing))}; it has {sorted(rotations.layers)}; fit all "
-                      "layers"),
+            (missing, f"the set has no layer {', '.join(map(str, missing))}; it has {sorted(part.layers)}; fit all layers"),
             (longest is not None and kept >= longest,
              f"the set's windows keep {kept} tokens as they are, and a sequence has no more than {longest}: nothing would be "
              "packed; allow longer sequences, or fit with smaller --sink and --recent")):
@@ -353,56 +378,32 @@ def check_for_model(rotations: Any, model: dict[str, Any], covered: list[int], l
             raise ValueError(text)
 
 
-def _stack(array: np.ndarray) -> np.ndarray:
-    return array if array.ndim == 3 else array[None]
+def read_set(path: str | os.PathLike[str], reader: str = "transformers", allow_rejected: bool = False) -> SetPart:
+    """What `reader` (vllm, transformers, sglang, sglang-v1 or llamacpp) reads of a set's folder, or of one `.safetensors` or `.h5` file
+    that `oscar convert` made of a part. A part that `oscar verify` did not accept is warned of.
 
-
-def _side(arrays: dict[str, np.ndarray], layer_id: int, name: str, described: dict[str, Any], where: Path) -> Side:
-    prefix = f"layers.{layer_id}.{name}."
-    rotation = arrays.get(prefix + "rotation")
-    if rotation is None:
-        raise ValueError(f"{where}: no \"{prefix}rotation\"; write the set again, or ask `oscar inspect`")
-    read_rotation = arrays.get(prefix + ("q_rotation" if name == "key" else "o_rotation"))
-    return Side(_stack(rotation), _stack(rotation if read_rotation is None else read_rotation), arrays.get(prefix + "mean"),
-                described["clip_ratio"], arrays.get(prefix + "clip_ratio_per_head"), arrays.get(prefix + "eigenvalues"))
-
-
-def _coded_side(arrays: dict[str, np.ndarray], layer_id: int, name: str, described: dict[str, Any], where: Path) -> Side:
-    prefix = f"layers.{layer_id}.{name}."
-    found = {name: arrays.get(prefix + name) for name in ("write", "read", "mean", "levels", "step", "sigma")}
-    _check_coded_side(found, described, f"{where}, {prefix}")
-    return Side(found["write"], found["read"], found["mean"], 0.0, None, None, found["levels"], found["step"], found["sigma"])
-
-
-def _set(arrays: dict[str, np.ndarray], manifest: dict[str, Any], where: Path) -> RotationSet:
-    layers, is_coded = {}, manifest["schema"] == _CODED_SCHEMA
-    for each in sorted(manifest["layers"], key=lambda layer: layer["layer_id"]):
-        i, side = each["layer_id"], _coded_side if is_coded else _side
-        layers[i] = Layer(i, *(side(arrays, i, name, each[name], where) for name in ("key", "value")))
-        if not is_coded:
-            _check_layer(layers[i], each, manifest["codec"]["group_size"], str(where))
-    surplus = sorted({name.split(".")[1] for name in arrays if name.startswith("layers.")} - set(map(str, layers)))
-    if surplus:
-        raise ValueError(f"{where}: has layers {', '.join(surplus)!a}, of which the manifest does not know; fit the set again")
-    return RotationSet(manifest, layers)
-
-
-def read_set(path: str | os.PathLike[str]) -> RotationSet:
-    """Reads a set's folder, or one `.safetensors` or `.h5` file that `oscar convert` made of it.
-
-    Raises ValueError if it is something else, changed since it was written or says two things, ImportError if it needs h5py.
+    Raises ValueError if it is something else, changed since it was written, says two things, has nothing for this reader, or was rejected
+    by `oscar verify` and allow_rejected is not given; ImportError if it needs h5py.
     """
-    path = Path(path)
-    if not path.is_dir():
-        if not path.exists():
-            raise ValueError(f"{path}: there is no such file or folder; name the folder of a rotation set")
-        arrays, found = _arrays_of(_read_file(path), path)
-        _check_manifest(found or {}, str(path))
-        return _set(arrays, found or {}, path)
-    said = path / "manifest.json"
-    if not said.is_file():
-        raise ValueError(f"{path}: no manifest.json, so this is not a rotation set; `oscar inspect` says what it is")
-    manifest = _parse_json(_read_file(said, _MOST_BYTES_OF_TEXT), str(said))
-    _check_manifest(manifest, str(said))
-    name, data = _read_listed(path, manifest, ("coded.safetensors",) if manifest["schema"] == _CODED_SCHEMA else _MATRICES)
-    return _set(_arrays_of(data, path / name)[0], manifest, path / name)
+    place = path = Path(path)
+    if path.is_dir():
+        place = path / "manifest.json"
+        if not place.is_file():
+            raise ValueError(f"{path}: no manifest.json, so this is not a set; `oscar inspect` says what it is")
+        manifest = _parse_json(_read_file(place, _MOST_BYTES_OF_TEXT), str(place))
+    elif path.exists():
+        arrays, manifest = _arrays_of(_read_file(path), path)
+    else:
+        raise ValueError(f"{path}: there is no such file or folder; name the folder of a set")
+    name = _part_for(manifest, reader, str(place))
+    _check_verdict(manifest, name, reader, allow_rejected, path)
+    codec, described = _codec_and_layers(manifest["parts"][name], name == "coded", f"{place}, part {name}")
+    if path.is_dir():
+        place = path / _FILES[name]
+        arrays, _ = _arrays_of(_read_listed(path, manifest, _FILES[name]), place)
+    layers = {each["layer_id"]: Layer(each["layer_id"], *(_side(arrays, each, side, codec, str(place)) for side in ("key", "value")))
+              for each in described}
+    if arrays:
+        raise ValueError(f"{place}: has {', '.join(sorted(arrays))!a}, of which the manifest does not know; {_AGAIN}")
+    windows = manifest["windows"]
+    return SetPart(layers, (windows["sink"], windows["recent"]), codec, name, manifest)

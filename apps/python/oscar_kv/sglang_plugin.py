@@ -18,8 +18,7 @@ def register() -> None:
     """What SGLang calls in every process. Raises SystemExit with one line if prompts cannot be observed as told."""
     with starting():
         if set_path() is not None:
-            raise ValueError("OSCAR_KV_SET is for vLLM, and SGLang would serve without the set; unset it, and use oscar "
-                             "serve-env")
+            raise ValueError("OSCAR_KV_SET is for vLLM, and SGLang would serve without the set; unset it, and use oscar serve-env")
         if not is_wanted():
             return
         check_settings()

@@ -43,17 +43,22 @@ class _Texts:
         found = []
         for pieces in self.batches:
             for row in range(len(pieces[0][0])):
-                parts = [(ids[row] if mask is None else ids[row][mask[row].to(ids.device)]).cpu().numpy()
-                         for ids, mask in pieces]
+                parts = [(ids[row] if mask is None else ids[row][mask[row].to(ids.device)]).cpu().numpy() for ids, mask in pieces]
                 found.append(np.concatenate(parts))
         return found
 
 
 class Tap:
-    """What observe() returns; see there. Usable once, as a context manager."""
+    """A context manager: while it is open, every forward pass of `model` adds to the tap's statistics. Usable once.
 
-    def __init__(self, model: Any, layers: Sequence[int] | None, reservoir: int, seed: int,
-                 shard: tuple[int, int] | None):
+    layers: only these; None: those whose cache grows with the text. reservoir: tokens of each layer that are kept,
+    drawn uniformly by `seed`, for value moments by attention scores (at most 48 MiB a layer); 0: none, and the
+    statistics are for verify alone. shard: (first KV head, KV heads of the model) of a tensor-parallel rank.
+    Raises ValueError for models without such layers or with latent attention.
+    """
+
+    def __init__(self, model: Any, *, layers: Sequence[int] | None = None, reservoir: int = 8192, seed: int = 0,
+                 shard: tuple[int, int] | None = None):
         import torch
 
         load_library()
@@ -61,8 +66,7 @@ class Tap:
         self._model = model
         self._config = model.config.get_text_config(decoder=True)
         if getattr(self._config, "kv_lora_rank", None):
-            raise ValueError(f"{type(model).__name__} has latent attention, whose cache is not what attention sees; "
-                             "use oscar dump or oscar fit --model")
+            raise ValueError(f"{type(model).__name__} has latent attention, whose cache is not what attention sees; use oscar fit --model")
         self.layers = list(identity.cache_layers(self._config) if layers is None else layers)
         first, total = self._shard = shard or (0, 0)
         self.state = self._ops.new_state(reservoir=reservoir, seed=seed, first_kv_head=first, total_kv_heads=total)
@@ -92,8 +96,7 @@ class Tap:
         while self._restore:
             self._restore.pop()()
         if self._unsaved and kind is None:
-            warnings.warn("oscar_kv.observe: what was observed was not saved; call tap.save(PATH) before the block ends",
-                          stacklevel=2)
+            warnings.warn("oscar_kv.observe: what was observed was not saved; call tap.save(PATH) before the block ends", stacklevel=2)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes oscar.statistics.v1 for `oscar fit --stats`. Raises ValueError for a name that does not end in
@@ -104,22 +107,8 @@ class Tap:
             raise RuntimeError("nothing was observed: run text through the model inside the block, before save")
         model = identity.describe_model(self._model.config, self._shape)
         data = identity.describe_tokens(self._texts.sequences()) if self._texts.known and self._texts.batches else {}
-        self._ops.save(self.state, os.fspath(path), model=json.dumps(model), data=json.dumps(data),
-                       expected_layers=self.layers)
+        self._ops.save(self.state, os.fspath(path), model=json.dumps(model), data=json.dumps(data), expected_layers=self.layers)
         self._unsaved = False
-
-    def merge(self, other: "Tap") -> None:
-        """Adds what another tap saw of the same model and other text."""
-        self._ops.merge(self.state, other.state)
-        self._texts.batches += other._texts.batches
-        self._texts.known = self._texts.known and other._texts.known
-        self._shape = self._shape or other._shape
-        self._unsaved, other._unsaved = True, False
-
-    def reset(self) -> None:
-        """Forgets everything."""
-        self._ops.reset(self.state)
-        self._texts, self._unsaved = _Texts(), False
 
     def _wrap(self, registry: Any, name: str) -> None:
         """Puts an attention function that observes under a name of transformers' registry. "eager" is not in it: each
@@ -163,13 +152,4 @@ class Tap:
         self._unsaved = True
 
 
-def observe(model: Any, *, layers: Sequence[int] | None = None, reservoir: int = 8192, seed: int = 0,
-            shard: tuple[int, int] | None = None) -> Tap:
-    """A context manager: while it is open, every forward pass of `model` adds to the tap's statistics.
-
-    layers: only these; None: those whose cache grows with the text. reservoir: tokens of each layer that are kept,
-    drawn uniformly by `seed`, for value moments by attention scores (at most 48 MiB a layer); 0: none, and the
-    statistics are for verify alone. shard: (first KV head, KV heads of the model) of a tensor-parallel rank.
-    Raises ValueError for models without such layers or with latent attention.
-    """
-    return Tap(model, layers, reservoir, seed, shard)
+observe = Tap  # what is done with a model, where it is done

@@ -29,68 +29,50 @@ from vllm.v1.attention.backend import AttentionBackend, AttentionCGSupport, Atte
 from . import packed_layer
 from .chunk_attention import Attention, attend, rehearse
 from .decode_step import DecodeStep, PackedMetadata, Request, SharedStep, StepBuffers, chosen_of, running, uniform_of
-from .packed_layer import MOST_VALUES, LayerSide, PackedSlots, of_heads, why_no_decode, why_no_kernels
+from .packed_layer import MOST_VALUES, PackedSlots, why_no_decode, why_no_kernels
 from .program import manifest_hash, set_path
-from .sets import RotationSet, Side
+from .sets import SetPart
 from .vllm_start import LAYER, is_packed, served_set
 from .window_blocks import MOST_NEW, WindowBlocks
 
 ON_CPU = False  # tests: decode steps by the operators on the CPU, too
 _PAGES = (4, 8, 16, 32, 64, 128, 256)  # tokens that the kernels' pages may have
-_log = logging.getLogger("vllm.oscar_kv")  # below vLLM's own, so that it is seen where vLLM's lines are
+# Each line once, below vLLM's own logger, so that it is seen where vLLM's lines are.
+_say = cache(logging.getLogger("vllm.oscar_kv").warning)
 
 
 @cache
-def packed_set() -> RotationSet:
-    """The set that this process serves, as tensors."""
+def packed_set() -> SetPart:
+    """served_set(), as tensors."""
     return served_set().to_torch()
-
-
-def _of_rank(side: Side, name: str, number: int, heads: int, rank: int) -> Side:
-    """A layer's side for a rank's KV heads. Raises ValueError if the set is not for all ranks' heads: vLLM gives a head
-    to several ranks if there are more ranks than heads."""
-    ranks = get_tensor_model_parallel_world_size()
-    for what, x in (("matrices", side.rotation), ("means", side.mean), ("clip ratios", side.head_clip_ratios)):
-        if x is not None and x.shape[0] not in (1, ranks * heads):
-            raise ValueError(f"layer {number}: the set {set_path()} has {name} {what} of {x.shape[0]} KV "
-                             f"heads, but {ranks} ranks have {heads} each; use a set for this model, and no more ranks than "
-                             "KV heads")
-    return of_heads(side, rank * heads, heads)
 
 
 def _slots_of(layer_name: str, shape: tuple[int, int, int], block_size: int, device: torch.device, dtype: torch.dtype,
               rank: int | None = None) -> PackedSlots:
     """How a layer's tokens are packed on a rank, by default this one; shape: its query heads, KV heads and channels. Its path says whether
     kernels serve its decode steps. Raises ValueError if the set does not fit the layer, or cannot be packed on this device."""
-    rank = get_tensor_model_parallel_rank() if rank is None else rank
-    rotations, found = packed_set(), LAYER.search(layer_name)
-    if found is None or int(found[1]) not in rotations.layers:
-        raise ValueError(f"the set has no layer for {layer_name}; it has {sorted(rotations.layers)}")
-    number, (q_heads, heads, dim), codec, sides = int(found[1]), shape, rotations.manifest["codec"], []
-    if device.type == "cuda" and (why := why_no_kernels(codec, dim)):
+    part, found = packed_set(), LAYER.search(layer_name)
+    if found is None or int(found[1]) not in part.layers:
+        raise ValueError(f"the set has no layer for {layer_name}; it has {sorted(part.layers)}")
+    q_heads, heads, dim = shape
+    if device.type == "cuda" and (why := why_no_kernels(part.codec, dim)):
         raise ValueError(f"the set {set_path()} cannot be served: {why}")
-    for name, side in (("key", rotations.layers[number].key), ("value", rotations.layers[number].value)):
-        sides.append(LayerSide(name, number, _of_rank(side, name, number, heads, rank)))
-        sides[-1].place(heads, dim, device, dtype)
-    slots, (sink, recent) = packed_layer.slots_of(codec, *sides, heads, dim, device), rotations.windows
-    for is_wrong, text in ((device.type != "cuda" and not ON_CPU, f"the cache is on {device.type}, the kernels on CUDA"),
-                           (recent < 2, f"a window of {recent} recent tokens"),
-                           (block_size not in _PAGES, f"blocks of {block_size} tokens"),
-                           (sink % block_size, f"a sink of {sink} tokens in blocks of {block_size}")):
-        if is_wrong:
-            slots.path = f"torch: {text}"
-            break
-    else:
-        why = why_no_decode(q_heads, heads)
-        slots.path = "kernels" if why is None else f"torch: {why}"
+    rank, ranks = get_tensor_model_parallel_rank() if rank is None else rank, get_tensor_model_parallel_world_size()
+    slots = packed_layer.slots_of(part.codec, part.layers[int(found[1])], heads, dim, device, dtype, rank=rank, ranks=ranks)
+    sink, recent = part.windows
+    why = next((text for is_wrong, text in (
+        (device.type != "cuda" and not ON_CPU, f"the cache is on {device.type}, the kernels on CUDA"),
+        (recent < 2, f"a window of {recent} recent tokens"),
+        (block_size not in _PAGES, f"blocks of {block_size} tokens"),
+        (sink % block_size, f"a sink of {sink} tokens in blocks of {block_size}")) if is_wrong), why_no_decode(q_heads, heads))
+    slots.path = "kernels" if why is None else f"torch: {why}"
     _ = slots.rotations  # before graphs are captured
     return slots
 
 
 def _room_of(*layer: Any) -> int:
     """Bytes of a token on the rank whose heads take most, as vLLM gives all ranks caches of one shape. layer: as _slots_of() takes it."""
-    is_coded = packed_set().manifest["codec"]["name"] == "coded"  # INT2 heads take equally much
-    ranks = range(get_tensor_model_parallel_world_size()) if is_coded else (None,)
+    ranks = (None,) if packed_set().codec else range(get_tensor_model_parallel_world_size())  # INT2 heads take equally much
     return max(_slots_of(*layer, rank).bytes for rank in ranks)
 
 
@@ -132,7 +114,7 @@ def pack_specs() -> None:
             # vLLM gives all layers pages of one size, here that of layers with sliding windows: as many tokens as fit share one. Kernels
             # may not serve blocks of so many; a token takes no more bytes then.
             blocks = page // packed.page_size_bytes
-            if current_platform.device_type == "cuda" and packed_set().manifest["codec"]["name"] == "coded":
+            if current_platform.device_type == "cuda" and packed_set().codec is None:
                 blocks = 1 << (blocks.bit_length() - 1)  # pages of the kernels
             packed = replace(packed_in(spec.block_size * blocks), page_size_padded=page)
         _plan_windows(self.impl, vllm_config)
@@ -190,7 +172,7 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
         self.windows = WindowBlocks(blocks, kv_cache_spec.block_size, *packed_set().windows, scheduler.max_num_seqs,
                                     scheduler.max_num_batched_tokens, device)
         self.layers, self.most_tokens = own, scheduler.max_num_batched_tokens
-        self.buffers = StepBuffers(scheduler.max_num_seqs, packed_set().manifest["codec"]["name"] == "coded")
+        self.buffers = StepBuffers(scheduler.max_num_seqs, by_sequence=packed_set().codec is None)
         for layer in own:
             layer.impl.make_copies(self.windows.slots, device)
         if known:
@@ -261,11 +243,6 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
                 in zip(rows, split(history_of, history), sinks, recent)]
 
 
-@cache
-def _say(text: str) -> None:
-    _log.warning("%s", text)
-
-
 def _report(layers: dict[str, Any], windows: WindowBlocks) -> None:
     """One line for all layers whose blocks have as many tokens: what is served, and what it takes."""
     impls = [layer.impl for layer in layers.values() if isinstance(getattr(layer, "impl", None), PackedImpl)
@@ -274,8 +251,8 @@ def _report(layers: dict[str, Any], windows: WindowBlocks) -> None:
     bits = sum(8 * impl.room for impl in impls) / sum(2 * each.heads * each.dim for each in slots)
     copies = sum(impl.copy_bytes(windows.entries * windows.block_size) for impl in impls)
     path = set_path() or ""
-    _say(f"oscar_kv: the set {path} ({manifest_hash(path)}) is served in {len(slots)} layers at {bits:.3f} bits a value; windows of "
-         f"{windows.sink} + {windows.recent} tokens in bfloat16 take {copies / 2**20:.1f} MiB beside the cache, in "
+    _say(f"oscar_kv: the part {packed_set().name} of {path} ({manifest_hash(path)}) is served in {len(slots)} layers at {bits:.3f} bits a value; "
+         f"windows of {windows.sink} + {windows.recent} tokens in bfloat16 take {copies / 2**20:.1f} MiB beside the cache, in "
          f"{windows.entries} blocks of {windows.block_size} tokens; decode steps by {', '.join(sorted({each.path for each in slots}))}")
 
 

@@ -95,8 +95,7 @@ class Steps:
             else:
                 runs.append([begin, end])
         device = common.query_start_loc.device
-        return [Span(slice(run[0], run[-1]), torch.tensor([at - run[0] for at in run], dtype=torch.int32, device=device))
-                for run in runs]
+        return [Span(slice(run[0], run[-1]), torch.tensor([at - run[0] for at in run], dtype=torch.int32, device=device)) for run in runs]
 
 
 def builder_of(backend: Any, steps: Steps, guard: _Guard) -> type:
@@ -219,8 +218,7 @@ def _observed(name: str) -> type:
 
         def forward(self, layer: Any, query: Any, key: Any, value: Any, kv_cache: Any, attn_metadata: Any,
                     *args: Any, **kwargs: Any) -> Any:
-            self._oscar_tap.guard(
-                lambda: _observe(self, self._oscar_tap, layer, query, key, value, attn_metadata))
+            self._oscar_tap.guard(lambda: _observe(self, self._oscar_tap, layer, query, key, value, attn_metadata))
             return super().forward(layer, query, key, value, kv_cache, attn_metadata, *args, **kwargs)
 
     builder = builder_of(backend, _steps(), _guard)

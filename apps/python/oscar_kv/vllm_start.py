@@ -11,10 +11,9 @@ from functools import cache
 from typing import Any
 
 from . import identity
-from .program import manifest_hash, set_path
-from .sets import RotationSet, read_set
+from .program import allows_rejected, manifest_hash, set_path
 from .server import starting
-from .sets import check_for_model
+from .sets import SetPart, check_for_model, read_set
 
 SERVING = f"{__package__}.vllm_backend.PackedBackend"
 LAYER = re.compile(r"\blayers\.(\d+)\.")
@@ -24,9 +23,9 @@ _BLOCK_ON_CPUS = 32  # tokens; vLLM's 128 would make windows keep up to 256 toke
 
 
 @cache
-def served_set() -> RotationSet:
-    """The set that this process serves. Raises ValueError, ImportError or OSError if it cannot be read."""
-    return read_set(set_path() or "")
+def served_set() -> SetPart:
+    """What vLLM reads of the set that this process serves. Raises ValueError, ImportError or OSError if it cannot be read."""
+    return read_set(set_path() or "", "vllm", allows_rejected())
 
 
 def _refuse(why: str) -> None:
@@ -70,9 +69,9 @@ def _check_set(model: Any) -> None:
     described = identity.describe_model(model.hf_config, (heads, heads, dim, dim))
     layers = identity.cache_layers(model.hf_config.get_text_config(decoder=True))
     try:
-        rotations = served_set()
-        check_for_model(rotations, described, layers, model.max_model_len)
-        _count(set_path() or "", len(rotations.layers))
+        part = served_set()
+        check_for_model(part, described, layers, model.max_model_len)
+        _count(set_path() or "", len(part.layers))
     except (ImportError, OSError, ValueError) as error:
         _refuse(str(error))
 

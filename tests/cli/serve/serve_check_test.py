@@ -13,6 +13,7 @@ from pathlib import Path
 PROJECT = Path(os.environ["OSCAR_PROJECT"])
 sys.path.insert(0, str(PROJECT / "apps/python"))
 try:
+    import numpy as np
     import oscar_kv
     import torch
     import transformers
@@ -48,12 +49,12 @@ class ServeCheckTest(unittest.TestCase):
     def quantised(self, rotations, clipped=True, **options):
         read = oscar_kv.read_set(SETS / rotations)
         if not clipped:
-            unclipped = {side: lambda layer, side=side: dataclasses.replace(getattr(layer, side), clip_ratio=0.0)
+            unclipped = {side: lambda layer, side=side: dataclasses.replace(getattr(layer, side), clip_ratios=np.zeros(1))
                          for side in ("key", "value")}
             layers = {i: dataclasses.replace(layer, **{side: change(layer) for side, change in unclipped.items()})
                       for i, layer in read.layers.items()}
             read = dataclasses.replace(read, layers=layers)
-        return CompletionsServer(self.model, lambda: oscar_kv.Int2Cache(read, self.model.config), **options)
+        return CompletionsServer(self.model, lambda: oscar_kv.PackedCache(read, self.model.config), **options)
 
     def test_accepts_a_server_that_uses_the_set(self):
         for rotations in ("latest", "stretch"):

@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: MIT
-"""Int2Cache: a set as the cache of a model of Hugging Face transformers, and its decode steps as CUDA graphs.
+"""PackedCache: a set as the cache of a model of Hugging Face transformers, and its decode steps as CUDA graphs.
 
-    model.generate(**inputs, past_key_values=oscar_kv.Int2Cache(oscar_kv.read_set("SET"), model.config))
+    model.generate(**inputs, past_key_values=oscar_kv.PackedCache("SET", model.config))
 
 Each layer holds what a server holds: rows in transformed coordinates, as bfloat16 in the windows (the first `sink` and
 the last `recent` tokens) and packed between them, rounded as `oscar verify` rounds. Two ways to read it:
 - any attention implementation gets native rows, decoded and transformed back in every call, so that every model works. A
   call's tokens see the cache as its first token does: with one token a call, as in decoding, token i sees token j exactly
   if j < sink or j > i - recent, as `verify` counts; a prompt given at once sees itself exactly, as in a server's prefill.
-- model.set_attn_implementation(oscar_kv.INT2_ATTENTION) stays in transformed coordinates and gives each token its own
-  windows, however many come at once: on CUDA by the kernels of liboscar_torch.so where they know the set's codec and
-  shapes, else in torch over unpacked rows (cache_rows.py); Int2Cache.path says which, and why. Calls that transformers gives
-  a mask, which are padded ones and those of several tokens after others, are read in torch in either case.
+- model.set_attn_implementation(oscar_kv.PACKED_ATTENTION) stays in transformed coordinates and gives each token its own
+  windows, however many come at once: calls of one token on CUDA by the kernels of liboscar_torch.so where they know the set's
+  codec and shapes, else in torch over unpacked rows (cache_rows.py); PackedCache.path says which, and why. Padded calls, and those of
+  several tokens, are read in torch in either case.
 Rows that the kernels do not take are packed on the CPU. Padding counts as tokens. Non-goals: taking back tokens (crop), models whose
 attention has sinks or soft caps in the second way.
 """
+import os
 import threading
 import warnings
 from collections.abc import Callable
@@ -31,9 +32,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from . import identity
 from .cache_rows import DecodeClock, LayerRows
 from .packed_layer import why_no_decode, why_no_kernels
-from .sets import Layer, RotationSet, check_for_model
+from .sets import Layer, SetPart, check_for_model, read_set
 
-INT2_ATTENTION = "oscar_int2"
+PACKED_ATTENTION = "oscar_packed"
 _call = threading.local()  # .noted: the last layer's keys went to attention with a note
 
 
@@ -43,13 +44,13 @@ def _attention(module: Any, query: Tensor, key: Tensor, value: Tensor, attention
     seen = getattr(key, "oscar_seen", None)
     noted, _call.noted = getattr(_call, "noted", False), False
     if seen is None and noted:
-        raise ValueError(f"this model changes keys between its cache and attention, which {INT2_ATTENTION} cannot follow; use "
-                         "Int2Cache with another attention implementation")
-    if seen is None:  # no Int2Layer: layers with sliding windows, calls without a cache
+        raise ValueError(f"this model changes keys between its cache and attention, which {PACKED_ATTENTION} cannot follow; use "
+                         "PackedCache with another attention implementation")
+    if seen is None:  # no PackedLayer: layers with sliding windows, calls without a cache
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
     for name in ("softcap", "s_aux", "position_bias"):
         if kwargs.get(name) is not None:
-            raise ValueError(f"{INT2_ATTENTION} does not know this model's {name}; use Int2Cache with \"eager\" attention")
+            raise ValueError(f"{PACKED_ATTENTION} does not know this model's {name}; use PackedCache with \"eager\" attention")
     out = seen(query, attention_mask, query.shape[3]**-0.5 if scaling is None else scaling)
     return out.transpose(1, 2).contiguous(), None
 
@@ -62,8 +63,8 @@ def _mask(*args: Any, **kwargs: Any) -> Tensor | None:
     return sdpa_mask(*args, **kwargs)
 
 
-ALL_ATTENTION_FUNCTIONS.register(INT2_ATTENTION, _attention)
-ALL_MASK_ATTENTION_FUNCTIONS.register(INT2_ATTENTION, _mask)
+ALL_ATTENTION_FUNCTIONS.register(PACKED_ATTENTION, _attention)
+ALL_MASK_ATTENTION_FUNCTIONS.register(PACKED_ATTENTION, _mask)
 
 
 @dataclass(frozen=True)
@@ -81,36 +82,34 @@ def place_of_rows(device: torch.device, why: str | None) -> torch.device:
     """Where rows of tensors on `device` lie; why: what keeps that device's kernels from them. Warns where rows leave their GPU."""
     if why is None or device.type == "cpu":
         return device
-    warnings.warn(f"Int2Cache keeps its rows on the CPU, which is slow: {why}", stacklevel=2)
+    warnings.warn(f"PackedCache keeps its rows on the CPU, which is slow: {why}", stacklevel=2)
     return torch.device("cpu")
 
 
-class Int2Layer(CacheLayerMixin):
-    """One layer of an Int2Cache."""
+class PackedLayer(CacheLayerMixin):
+    """One layer of a PackedCache."""
 
     is_sliding = False
 
-    def __init__(self, rotations: RotationSet, layer: Layer, config: Any, options: _Options):
+    def __init__(self, part: SetPart, layer: Layer, config: Any, options: _Options):
         super().__init__()
-        self._rotations, self._layer, self._config, self._options = rotations, layer, config, options
-        self.rows = LayerRows(rotations, layer)
+        self._layer, self._config, self._options = layer, config, options
+        self.rows = LayerRows(part, layer)
         self.path = "none yet"
 
     def _in_transformed_coordinates(self) -> bool:
-        return getattr(self._config, "_attn_implementation", None) == INT2_ATTENTION
+        return getattr(self._config, "_attn_implementation", None) == PACKED_ATTENTION
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        device, codec = key_states.device, self._rotations.manifest["codec"]
-        asks_torch, asks_kernel = (self._options.path == path for path in ("torch", "kernel"))
-        num_q_heads = getattr(self._config, "num_attention_heads", key_states.shape[1])
-        on_cuda = (why_no_kernels(codec, key_states.shape[3]) if device.type == "cuda" else
+        device, asked = key_states.device, self._options.path
+        on_cuda = (why_no_kernels(self.rows.codec, key_states.shape[3]) if device.type == "cuda" else
                    f"rows are on {device.type}, the kernels on CUDA")
-        why = ("as asked for" if asks_torch else None if self._in_transformed_coordinates() else f"the model's attention is not {INT2_ATTENTION}")
-        if why is None and not (asks_kernel and device.type == "cpu"):
-            why = on_cuda
-        if self.rows.recent < 1:
-            why = why or "no recent tokens are kept as they are"
-        why = why or why_no_decode(num_q_heads, key_states.shape[1])
+        why = next(filter(None, (
+            "as asked for" if asked == "torch" else None,
+            None if self._in_transformed_coordinates() else f"the model's attention is not {PACKED_ATTENTION}",
+            None if asked == "kernel" and device.type == "cpu" else on_cuda,
+            None if self.rows.recent > 0 else "no recent tokens are kept as they are",
+            why_no_decode(getattr(self._config, "num_attention_heads", key_states.shape[1]), key_states.shape[1]))), None)
         at = place_of_rows(device, on_cuda)
         try:
             self.rows.begin(key_states, value_states, at)
@@ -119,7 +118,7 @@ class Int2Layer(CacheLayerMixin):
                 raise
             why = why or str(error)
             self.rows.begin(key_states, value_states, place_of_rows(device, str(error)))
-        if why is not None and asks_kernel:
+        if why is not None and asked == "kernel":
             raise ValueError(f"layer {self._layer.layer_id}: the kernels cannot serve this cache: {why}")
         self.by_kernels, self.path = why is None, "kernel" if why is None else f"torch: {why}"
         self.dtype, self.device = key_states.dtype, device
@@ -134,7 +133,7 @@ class Int2Layer(CacheLayerMixin):
         return None if self.device.type == "cuda" else f"it is on {self.device.type}"
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Adds (batch, heads, tokens, d) and returns all rows as the first of these tokens sees them; for INT2_ATTENTION
+        """Adds (batch, heads, tokens, d) and returns all rows as the first of these tokens sees them; for PACKED_ATTENTION
         what it was given, with a note of what to read."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -148,7 +147,7 @@ class Int2Layer(CacheLayerMixin):
         if is_prompt and self._options.exact_prompt:
             pass  # as it is: nothing was read from the cache
         elif self._in_transformed_coordinates():
-            key_states.oscar_seen = rows.attention_of(self.by_kernels)
+            key_states.oscar_seen = rows.attention()
             _call.noted = True
         else:
             key_states, value_states = (x.to(key_states.dtype) for x in rows.read())
@@ -169,7 +168,7 @@ class Int2Layer(CacheLayerMixin):
         return self.rows.nbytes()
 
     def offload(self) -> None:
-        raise NotImplementedError("Int2Cache does not offload")
+        raise NotImplementedError("PackedCache does not offload")
 
     def reset(self) -> None:
         self.rows.clear()
@@ -177,7 +176,7 @@ class Int2Layer(CacheLayerMixin):
 
     def crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove != 0:
-            raise NotImplementedError("Int2Cache cannot take tokens back: their predecessors are packed already")
+            raise NotImplementedError("PackedCache cannot take tokens back: their predecessors are packed already")
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self._batch(lambda x: x.index_select(0, beam_idx.to(x.device)))
@@ -193,50 +192,51 @@ class Int2Layer(CacheLayerMixin):
             self.rows.change(change)
 
 
-class Int2Cache(Cache):
-    """config: the model's, from which layers that are no full attention (sliding windows, recurrent states) get what
-    transformers gives them; without it all layers are taken for full attention, and no attention but native rows is known.
-    path: "kernel" or "torch" takes no other way; the CPU has "kernel" as a slow reference. exact_prompt: with INT2_ATTENTION,
+class PackedCache(Cache):
+    """part: what read_set() returned, or the path of a set, which it reads. config: the model's, from which layers that are no full
+    attention (sliding windows, recurrent states) get what transformers gives them; without it all layers are taken for full
+    attention, and no attention but native rows is known.
+    path: "kernel" or "torch" takes no other way; the CPU has "kernel" as a slow reference. exact_prompt: with PACKED_ATTENTION,
     a prompt in an empty cache sees itself exactly, by the model's own rows, as in servers. max_length: tokens that the kernels' caches
     have room for from the start; caches of more grow by a quarter at a time.
 
-    Raises ValueError if the set is for another model, a layer of full attention has no rotation, or one of another shape,
-    windows keep all that the model can read, or the path cannot be taken."""
+    Raises ValueError if the set cannot be read, is for another model, a layer of full attention has no rotation, or one of another
+    shape, windows keep all that the model can read, or the path cannot be taken."""
 
-    def __init__(self, rotations: RotationSet, config: Any = None, *, path: Literal["auto", "kernel", "torch"] = "auto",
-                 exact_prompt: bool = False, max_length: int = 0):
+    def __init__(self, part: SetPart | str | os.PathLike[str], config: Any = None, *, path: Literal["auto", "kernel", "torch"] = "auto",
+                 exact_prompt: bool = False, max_length: int = 0, allow_rejected: bool = False):
         if path not in ("auto", "kernel", "torch"):
             raise ValueError(f"path is {path!r}, not \"auto\", \"kernel\" or \"torch\"")
-        rotations, options = rotations.to_torch(), _Options(path, exact_prompt, max_length)
+        if not isinstance(part, SetPart):
+            part = read_set(part, "transformers", allow_rejected)
+        part, options = part.to_torch(), _Options(path, exact_prompt, max_length)
         if config is None:
-            count = max(rotations.layers) + 1
-            layers: list[Any] = [DynamicLayer() for _ in range(count)]
+            layers: list[Any] = [DynamicLayer() for _ in range(max(part.layers) + 1)]
         else:
             config = config.get_text_config(decoder=True)
             layers = list(DynamicCache(config=config).layers)
             covered = [i for i, layer in enumerate(layers) if type(layer) is DynamicLayer]
-            check_for_model(rotations, identity.describe_model(config, (0, 0, 0, 0)), covered,
-                            getattr(config, "max_position_embeddings", None))
+            check_for_model(part, identity.describe_model(config, (0, 0, 0, 0)), covered, getattr(config, "max_position_embeddings", None))
         for i, layer in enumerate(layers):
             if type(layer) is not DynamicLayer:
                 continue
-            if i not in rotations.layers:
-                raise ValueError(f"the rotation set has no layer {i}; it has {sorted(rotations.layers)}")
-            layers[i] = Int2Layer(rotations, rotations.layers[i], config, options)
-        if not any(isinstance(layer, Int2Layer) for layer in layers):
-            raise ValueError("the model has no layer of full attention, whose cache a rotation set is for")
-        self._layer_ids, self._options = sorted(rotations.layers), options
+            if i not in part.layers:
+                raise ValueError(f"the set has no layer {i}; it has {sorted(part.layers)}")
+            layers[i] = PackedLayer(part, part.layers[i], config, options)
+        if not any(isinstance(layer, PackedLayer) for layer in layers):
+            raise ValueError("the model has no layer of full attention, whose cache a set is for")
+        self._layer_ids, self._options = sorted(part.layers), options
         super().__init__(layers=layers)
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if layer_idx >= len(self.layers):
-            raise ValueError(f"the rotation set has no layer {layer_idx}; it has {self._layer_ids}; is it for another model?")
+            raise ValueError(f"the set has no layer {layer_idx}; it has {self._layer_ids}; is it for another model?")
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
     @property
     def path(self) -> str:
         """What serves the layers of full attention: "kernel", or "torch: why"; "none yet" before the first call."""
-        return "; ".join(sorted({layer.path for layer in self.layers if isinstance(layer, Int2Layer)}))
+        return "; ".join(sorted({layer.path for layer in self.layers if isinstance(layer, PackedLayer)}))
 
     def position(self, device: torch.device) -> Tensor:
         """int64 (1): how many tokens the cache has, as a step of the kernels on this device finds it, and changes it."""
@@ -249,11 +249,15 @@ class Int2Cache(Cache):
         for clock in self._options.clocks.values():
             clock.follow()
 
+    def is_followed(self) -> bool:
+        """Whether the next step's place is where the last one left it, with no call of several tokens between them."""
+        return all(clock.next == self.get_seq_length() for clock in self._options.clocks.values())
+
     def nbytes(self) -> int:
         """Bytes of all layers' rows, those that stay as they are included."""
         total = 0
         for layer in self.layers:
-            if isinstance(layer, Int2Layer):
+            if isinstance(layer, PackedLayer):
                 total += layer.nbytes()
             else:
                 total += sum(x.nbytes for x in (layer.keys, layer.values) if isinstance(x, Tensor))
@@ -261,28 +265,28 @@ class Int2Cache(Cache):
 
 
 class DecodeGraph:
-    """Decode steps of a model with an Int2Cache, replayed as a CUDA graph.
+    """Decode steps of a model with a PackedCache, replayed as a CUDA graph.
 
-        model.set_attn_implementation(oscar_kv.INT2_ATTENTION)
-        cache = oscar_kv.Int2Cache(rotations, model.config, exact_prompt=True, max_length=40000)
+        model.set_attn_implementation(oscar_kv.PACKED_ATTENTION)
+        cache = oscar_kv.PackedCache("SET", model.config, exact_prompt=True, max_length=40000)
         token = model(prompt, past_key_values=cache, logits_to_keep=1).logits[:, -1:].argmax(-1)
         step = oscar_kv.DecodeGraph(model, cache)
         for _ in range(1000):
             token = step(token).argmax(-1)
 
     The cache is as it would be after the same calls of the model, and can be used by both in turn. Where its tensors were made anew (it
-    grew, sequences were reordered), a call is made by Python, and the one after it is captured again. Non-goals: padding, models that
-    decide by values on the device, layers whose own caches change shape (sliding windows).
+    grew, sequences were reordered), or several tokens came at once, a call is made by Python, and the one after it is captured again.
+    Non-goals: padding, models that decide by values on the device, layers whose own caches change shape (sliding windows).
 
-    Raises ValueError if the model does not attend by INT2_ATTENTION, or a layer of the cache is not served by the kernels."""
+    Raises ValueError if the model does not attend by PACKED_ATTENTION, or a layer of the cache is not served by the kernels."""
 
-    def __init__(self, model: Any, cache: Int2Cache):
-        if model.config._attn_implementation != INT2_ATTENTION:
-            raise ValueError(f"DecodeGraph needs model.set_attn_implementation({INT2_ATTENTION!r})")
+    def __init__(self, model: Any, cache: PackedCache):
+        if model.config._attn_implementation != PACKED_ATTENTION:
+            raise ValueError(f"DecodeGraph needs model.set_attn_implementation({PACKED_ATTENTION!r})")
         if cache.get_seq_length() == 0:
             raise ValueError("the cache is empty; give it the prompt first, by a call of the model")
         for i, layer in enumerate(cache.layers):
-            why = layer.why_no_graph() if isinstance(layer, Int2Layer) else f"it is a {type(layer).__name__}, whose shapes change"
+            why = layer.why_no_graph() if isinstance(layer, PackedLayer) else f"it is a {type(layer).__name__}, whose shapes change"
             if why is not None:
                 raise ValueError(f"layer {i} of this cache cannot be part of a CUDA graph: {why}")
         self._model, self._cache = model, cache
@@ -298,7 +302,7 @@ class DecodeGraph:
                 raise ValueError("the cache was reset; give it a prompt first, by a call of the model")
             layer.rows.reserve(1)
         places = [tokens.shape[0], *(x.data_ptr() for layer in self._cache.layers for x in layer.rows.held())]
-        if places != self._places:
+        if places != self._places or not self._cache.is_followed():
             self._places, self._graph = places, None
             return self._by_python(tokens)
         if self._graph is None:
