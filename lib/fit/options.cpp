@@ -121,8 +121,8 @@ void check_rotated(const FitOptions& options, bool rotated) {
                    "leave it out, or give another recipe or more readers");
 }
 
-/// What a reader cannot read of a part, and the option that asks for it; empty: it reads all. recipe: null for the coded
-/// cache.
+/// What a reader cannot read of a part, and the option that asks for it; empty: it reads all. recipe: null for the
+/// coded cache.
 std::pair<std::string, std::string> beyond(const Reader& reader, const Recipe* recipe) {
   if (recipe == nullptr) return {reader.coded ? "" : "the coded cache", "--recipe coded"};
   if (recipe->kind == Recipe::Kind::kStretch && !reader.linear) {

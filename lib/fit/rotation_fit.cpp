@@ -65,17 +65,19 @@ std::string lacking(const Statistics& statistics, const Recipe& recipe) {
   for (const LayerStatistics& layer : statistics.layers) {
     for (const Moment moment : recipe.moments()) {
       if (has(layer, moment)) continue;
-      const std::string what = "no sums of " + std::string(name_of(moment)) + " in layer " + std::to_string(layer.layer_id);
+      const std::string what =
+          "no sums of " + std::string(name_of(moment)) + " in layer " + std::to_string(layer.layer_id);
       if (moment != Moment::kSst) return what;
-      return what + ", which weigh values by the queries of all of the data: those of parts do not add up, and no rows are "
-                    "kept to take them of (merge the states of observers before they are saved)";
+      return what +
+             ", which weigh values by the queries of all of the data: those of parts do not add up, and no rows are "
+             "kept to take them of (merge the states of observers before they are saved)";
     }
   }
   return "";
 }
 
-RotationPart fit_rotations(const Statistics& statistics, const Recipe& recipe, const FitOptions& options, Backend& backend,
-                           Status& status) {
+RotationPart fit_rotations(const Statistics& statistics, const Recipe& recipe, const FitOptions& options,
+                           Backend& backend, Status& status) {
   const ClipChoice clip(options, recipe, statistics.clip, backend, status);
   std::vector<LayerMoments> moments(statistics.layers.size());
   std::vector<const LayerMoments*> pointers;

@@ -7,9 +7,10 @@ from harness import Fault
 VERIFY = ("verify", "{set}", "--compare", "none", "--no-record")
 OTHERS = (("convert", "{set}", "out"), ("publish", "{set}", "--zoo", "out", "--name", "me/m"), ("serve-env", "{set}"),
           ("convert", "{set}", "out.safetensors"))
-PLAIN = set_edits.SERVED | set_edits.IN_H5 | set_edits.IN_PT | set_edits.IN_SAFETENSORS | set_edits.IN_MANIFEST
+PLAIN = set_edits.SERVED | set_edits.IN_H5 | set_edits.IN_PT | set_edits.IN_MANIFEST
 # What only verify can tell: no other file of the set says it.
-VERIFY_ONLY = ("manifest-model.num_layers", "manifest-model.num_key_value_heads", "h5-covariance-key", "h5-covariance-value")
+VERIFY_ONLY = ("manifest-model.num_layers", "manifest-model.num_key_value_heads", "manifest-calibration.tokens",
+               "h5-covariance-key", "h5-covariance-value")
 STRAYS = ("files-more", "files-hidden", "files-deep")
 
 

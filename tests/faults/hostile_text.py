@@ -67,17 +67,6 @@ def layer_keys():
     yield from table("text/pt1-layer", ("convert", "pt1", "out"), ("pt1",), {kind: rename(key) for kind, key in keys.items()})
 
 
-def attributes_of_h5():
-    names = {"key_objective": (1,), "value_objective": (1,), "codec": (1,), "scale_dtype": (1,), "model_id": SHOWN,
-             "calibration_data_sha256": SHOWN, "recipe": SHOWN, "schema": (1,)}
-    texts = {kind: EVERY[kind] for kind in ("command", "parent", "newline", "escape")} | {"no-utf8": b"\xff\xfea"}
-    for name, exits in names.items():
-        def put(text, name=name):
-            return lambda place: edit.h5(place / "bare.h5", lambda file: file.attrs.update({name: text}))
-        yield from table(f"text/h5-{name}", ("convert", "bare.h5", "out"), ("bare.h5",),
-                         {kind: put(text) for kind, text in texts.items()}, exits=exits)
-
-
 def in_containers():
     """A manifest inside another file."""
     def put(member, kind):
@@ -87,8 +76,9 @@ def in_containers():
             return json.dumps(document)
         return lambda place: edit.embedded(place / "set.safetensors", "manifest", change)
 
-    for member, exits in [*((name, (1,)) for name in ("objectives.key", "codec.name", "layers.0.layer_id")),
-                          *((name, SHOWN) for name in ("model.id", "recipe.target"))]:
+    for member, exits in [*((name, (1,)) for name in ("parts.rotations.objectives.key", "parts.rotations.codec.name",
+                                                     "parts.rotations.layers.0.layer_id")),
+                          *((name, SHOWN) for name in ("model.id", "recipe.name"))]:
         yield from table(f"text/set.safetensors-{member}", ("convert", "set.safetensors", "out"), ("set.safetensors",),
                          {kind: put(member, kind) for kind in ("command", "parent", "escape")}, exits=exits)
 
@@ -98,11 +88,12 @@ def in_documents():
     def put(path, member, kind):
         return lambda place: edit.json_file(place / path, lambda document: edit.put(document, member, EVERY[kind]))
 
-    for member in ("objectives.key", "codec.name", "files.0.path", "layers.0.layer_id", "schema"):
+    for member in ("parts.rotations.objectives.key", "parts.rotations.codec.name", "files.0.path",
+                   "parts.rotations.layers.0.layer_id", "readers.vllm", "schema"):
         for kind, command in (("command", "convert"), ("parent", "publish"), ("escape", "inspect"), ("newline", "verify")):
             yield Fault(f"text/manifest-{member}/{kind}", COMMANDS_OF[command], ("set",),
                         put("set/manifest.json", member, kind), exits=SHOWN if command == "inspect" else (1, 3))
-    for member in ("model.id", "model.revision", "recipe.name", "recipe.target", "oscar_version", "calibration.data_sha256"):
+    for member in ("model.id", "model.revision", "recipe.name", "parts.rotations.recipe.name", "oscar_version", "calibration.data_sha256"):
         for kind, command in (("command", "convert"), ("escape", "inspect"), ("c1", "verify"), ("newline", "convert")):
             yield Fault(f"text/manifest-{member}/{kind}", COMMANDS_OF[command], ("set",),
                         put("set/manifest.json", member, kind), exits=SHOWN)
@@ -135,5 +126,5 @@ def names_of_things():
 
 
 def faults():
-    for group in (objectives, texts_of_pt, layer_keys, attributes_of_h5, in_containers, in_documents, names_of_things):
+    for group in (objectives, texts_of_pt, layer_keys, in_containers, in_documents, names_of_things):
         yield from group()

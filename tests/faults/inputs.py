@@ -9,7 +9,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import h5py
 import numpy
 import torch
 
@@ -79,11 +78,6 @@ class Maker:
         for version in (1, 2, 3):
             self.oscar("convert", "set", f"pt{version}", "--to", "pt", "--pt-version", version)
         self.oscar("convert", "rich", "rich3", "--to", "pt")
-        # As others write them: a file without a manifest.
-        with h5py.File(self.folder / "set.h5") as source, h5py.File(self.folder / "bare.h5", "w") as target:
-            source.copy("layers", target)
-            for name, value in source.attrs.items():
-                target.attrs[name] = value
         (self.folder / "mla").mkdir()
         latent, _ = torch.linalg.qr(torch.randn(64, 64, generator=torch.Generator().manual_seed(1)))
         for layer in (0, 1):

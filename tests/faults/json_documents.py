@@ -101,7 +101,7 @@ def documents():
     """name, inputs, command, writer, required members, has a schema, path of a number."""
     pull, out = ("pull", "me/m", "--zoo", "zoo", "--out", "out"), ("--out", "out")
     dump = ("dump", "--model", "model", "--max-tokens", "64", *out)
-    yield ("manifest", ("set",), ("convert", "set", "out"), file_at("set/manifest.json"), schema_required("rotation_set"),
+    yield ("manifest", ("set",), ("convert", "set", "out"), file_at("set/manifest.json"), schema_required("set"),
            True, "windows.sink")
     yield "index", ("zoo",), pull, file_at("zoo/index.json"), schema_required("zoo_index"), True, "entries.0.total_size"
     yield ("signature", ("zoo", "key.pub"), (*pull, "--key", "key.pub"), file_at("zoo/me/m/latest/signature.json"),

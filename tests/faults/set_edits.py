@@ -6,7 +6,7 @@ import torch
 import edit
 from edit import KEYS, VALUES
 
-RICH_KEYS = "k_rotation_stretch_qqt_r_h_pbr.pt"
+RICH_KEYS = "with_means/k_rotation_stretch_qqt_r_h_pbr.pt"
 
 
 def text(name, old, new):
@@ -51,10 +51,6 @@ def pt(change, name=KEYS):
     return lambda folder: edit.pt(folder / name, change)
 
 
-def tensors(change):
-    return lambda folder: edit.safetensors(folder / "rotations.safetensors", change)
-
-
 def turned(matrix):
     """Another rotation: two rows exchanged, one with its sign changed."""
     matrix = matrix.clone() if isinstance(matrix, torch.Tensor) else matrix.copy()
@@ -88,17 +84,14 @@ SERVED = {
 }
 
 IN_H5 = {
-    **{f"h5-{name}": attribute(name, numpy.bytes_(value) if isinstance(value, str) else value) for name, value in {
-        "calibration_data_sha256": "0" * 64, "calibration_tokens": 999999, "codec": "lloyd-max", "group_size": 32,
-        "key_levels": 8, "key_objective": "ktk_r_h_pbr", "model_config_sha256": "0" * 64, "model_id": "another/model",
-        "recent": 0, "recipe": '{"name":"hadamard"}', "scale_dtype": "float16", "schema": "oscar.rotation_set.v9", "sink": 0,
-        "value_levels": 8, "value_objective": "vtv_r_h_pbr"}.items()},
+    **{f"h5-{name}": attribute(name, numpy.bytes_(value)) for name, value in {
+        "schema": "oscar.set.v9", "model_id": "another/model", "recipe": '{"name":"hadamard"}'}.items()},
     **{name: change for side in ("key", "value") for name, change in {
         f"h5-clip-{side}": attribute("clip_ratio", 0.5, f"layers/1/{side}"),
         f"h5-rotation-{side}": dataset(f"layers/1/{side}/rotation", turned),
         f"h5-eigenvalues-{side}": dataset(f"layers/1/{side}/eigenvalues", lambda values: values * 2),
         f"h5-covariance-{side}": dataset(f"layers/1/{side}/covariance", lambda values: values * 0)}.items()},
-    "h5-without-attribute": h5(lambda file: file.attrs.pop("sink")),
+    "h5-manifest": h5(lambda file: file.create_dataset("manifest", data=numpy.zeros(7, "u1"))),
     "h5-without-layer": h5(lambda file: file.pop("layers/2")),
     "h5-more-layers": h5(lambda file: file.copy("layers/3", "layers/4")),
     "h5-mean": h5(lambda file: file.create_dataset("layers/1/key/mean", data=numpy.ones((1, 128), "f4"))),
@@ -132,33 +125,29 @@ IN_RICH_PT = {
     "pt3-no-q_rotation": pt(lambda content: edit.drop(content, "layers.1.q_rotation"), RICH_KEYS),
 }
 
-IN_SAFETENSORS = {
-    "st-objective": tensors(lambda header: edit.put(header, "__metadata__.key_objective", "ktk_r_h_pbr")),
-    "st-missing": tensors(lambda header: header.pop("layers.1.key.rotation")),
-    "st-exchanged": tensors(lambda header: header.update({"layers.1.key.rotation": header["layers.2.key.rotation"],
-                                                          "layers.2.key.rotation": header["layers.1.key.rotation"]})),
-    "st-bit": lambda folder: edit.flip(folder / "rotations.safetensors", -5),
-    "st-replaced": lambda folder: edit.write_safetensors(
-        folder / "rotations.safetensors", {"x": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}, b"x"),
-}
+ROTATIONS = "parts.rotations."
+
+
+def of_layers(change):
+    """change(layers) edits the list of layers of the part."""
+    return manifest(lambda document: change(document["parts"]["rotations"]["layers"]))
+
 
 IN_MANIFEST = {
-    **{f"manifest-{path}": member(path, value) for path, value in {
+    **{f"manifest-{path}": member(ROTATIONS + path, value) for path, value in {
         "objectives.key": "ktk_r_h_pbr", "objectives.value": "vtv_r_h_pbr", "layers.1.key.clip_ratio": 0.5,
-        "layers.1.value.clip_ratio": 0.5, "codec.clip_scalar.key": 0.5, "windows.sink": 0, "windows.recent": 4096,
-        "codec.name": "lloyd-max", "codec.levels": [8, 4], "codec.group_size": 32, "layers.1.head_dim": 64,
-        "layers.1.layer_id": 0, "layers.3.layer_id": 17, "model.id": "another/model", "model.config_sha256": "0" * 64,
-        "model.num_layers": 8, "model.head_dim": 64, "model.num_key_value_heads": 7, "calibration.data_sha256": "0" * 64,
-        "calibration.tokens": 999999, "recipe.name": "hadamard", "layers.1.key.eigenvalues.min": -1.0,
-        "layers.1.key.eigenvalues.max": 1e6, "layers.1.key.eigenvalues.mean": 99.0,
-        "layers.1.key.eigenvalues.effective_rank": 1.5}.items()},
-    "manifest-tokens-few": member("calibration.tokens", 3),
-    "manifest-layer-missing": manifest(lambda document: edit.drop(document, "layers.1")),
-    "manifest-layer-twice": manifest(lambda document: document["layers"].append(document["layers"][1])),
-    "manifest-layer-more": manifest(
-        lambda document: document["layers"].append({**document["layers"][3], "layer_id": 4})),
-    "manifest-order": manifest(lambda document: document["layers"].reverse()),
-    "manifest-eigenvalues-null": member("layers.1.key.eigenvalues", None),
+        "layers.1.value.clip_ratio": 0.5, "codec.clip_scalar.key": 0.5, "codec.name": "lloyd-max", "codec.levels": [8, 4],
+        "codec.group_size": 32, "layers.1.head_dim": 64, "layers.1.layer_id": 0, "layers.3.layer_id": 17,
+        "layers.1.key.eigenvalues.min": -1.0, "layers.1.key.eigenvalues.max": 1e6, "layers.1.key.eigenvalues.mean": 99.0,
+        "layers.1.key.eigenvalues.effective_rank": 1.5, "layers.1.key.eigenvalues": None}.items()},
+    **{f"manifest-{path}": member(path, value) for path, value in {
+        "windows.sink": 0, "windows.recent": 4096, "model.num_layers": 8, "model.head_dim": 64, "model.num_key_value_heads": 7,
+        "calibration.tokens": 3, "readers.vllm": "coded", "readers.sglang": "with_means"}.items()},
+    "manifest-part": manifest(lambda document: document["parts"].update(with_means=document["parts"]["rotations"])),
+    "manifest-layer-missing": of_layers(lambda layers: layers.pop(1)),
+    "manifest-layer-twice": of_layers(lambda layers: layers.append(layers[1])),
+    "manifest-layer-more": of_layers(lambda layers: layers.append({**layers[3], "layer_id": 4})),
+    "manifest-order": of_layers(lambda layers: layers.reverse()),
 }
 
 

@@ -61,23 +61,35 @@ serve::AskServer asker(const StoreLocation& server, double timeout_seconds, Stat
   };
 }
 
-/// The cache that a server of this set has: that of the part which `reader` reads. Throws UsageError, DataError.
-ServedSet served_set(const std::filesystem::path& folder, const std::string& reader) {
+/// What the server says that it is, if that is a reader of sets.
+std::string reader_that_answers(const serve::AskServer& ask, Status& status) {
+  const Json answer = ask("/v1/models", nullptr);
+  const Json::json_pointer owner("/data/0/owned_by");
+  const Json said = answer.contains(owner) ? answer.at(owner) : Json();
+  if (said != "vllm" && said != "sglang") {
+    throw UsageError("servers read different parts of this set", "--for",
+                     "say which server it is: --for vllm, sglang, sglang-v1 or llamacpp");
+  }
+  status.notice("the server says that it is " + said.get<std::string>() + "; --for would say otherwise");
+  return said;
+}
+
+/// The cache that a server of this set has: that of the part which `reader` reads; empty: which the server itself says
+/// that it is, where readers read different parts. Throws UsageError, DataError.
+ServedSet served_set(const std::filesystem::path& folder, std::string reader, const serve::AskServer& ask,
+                     Status& status) {
   const Set set = read_set(folder);  // a server that calibrates itself writes into the set that it was given
   if (set.manifest.is_null()) throw UsageError("this is no set with a manifest", folder.string(), "oscar convert it");
   const auto parts = parts_of_readers(set);
+  const auto differs = [&](const auto& other) { return other.second != parts.begin()->second; };
+  if (reader.empty() && std::ranges::any_of(parts, differs)) reader = reader_that_answers(ask, status);
   const auto own = reader.empty() ? parts.begin() : parts.find(reader);
   if (own == parts.end()) {
     throw UsageError("the set has no part for " + (reader.empty() ? "any server" : reader), folder.string(),
                      "fit one: oscar fit --for " + (reader.empty() ? "vllm" : reader));
   }
-  const std::string& part = own->second;
-  if (reader.empty() && std::ranges::any_of(parts, [&](const auto& other) { return other.second != part; })) {
-    throw UsageError("servers read different parts of this set", folder.string(),
-                     "say which server it is: --for vllm, sglang, sglang-v1 or llamacpp");
-  }
-  if (part == kCodedName) return {method_of(*set.coded, set.windows), {}};
-  return {method_of(set.rotations.at(part), set.windows), served_files(set, part)};
+  if (own->second == kCodedName) return {method_of(*set.coded, set.windows), {}};
+  return {method_of(set.rotations.at(own->second), set.windows), served_files(set, own->second)};
 }
 
 /// Generated tokens below which a set that the server does not use can agree with it by chance.
@@ -198,7 +210,7 @@ class ServeCheck {
   }
 
   void check() {
-    const ServedSet set = served_set(c_.rotations, c_.reader);
+    const ServedSet set = served_set(c_.rotations, c_.reader, ask_, status_);
     const auto backend = make_backend(context_.common.device, status_);
     std::unique_ptr<ModelRunner> runner;
     ServeReference reference;

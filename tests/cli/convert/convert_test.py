@@ -16,6 +16,7 @@ SKIPPED = 77
 SAMPLE = Path(os.environ["OSCAR_PROJECT"]) / "zoo/sample/qwen3-2m/latest"
 KEYS, VALUES = "k_rotation_qqt_r_h_pbr.pt", "v_rotation_sst_r_h_pbr.pt"
 HEAD_DIM, LAYERS = 128, 4
+OF_ALL = "verification, which was of all parts"
 
 
 def need(name):
@@ -75,14 +76,15 @@ class ConvertTest(unittest.TestCase):
                 self.assertEqual(matrix.tobytes(), theirs[layer].tobytes(), layer)
 
     def assert_sound(self, folder):
-        self.assertIn("rotation set", self.oscar("inspect", folder).stdout)
+        self.assertIn("sound", self.oscar("inspect", folder).stdout)
 
     def whole(self, name):
         """To one file and back: the .pt files come out bit for bit, the manifest says the same."""
-        self.assertEqual(self.convert(SAMPLE, name), [])
+        self.assertEqual(self.convert(SAMPLE, name), [OF_ALL])
         self.oscar("inspect", name)
         self.assertEqual(self.convert(name, "back"), [])
-        self.assertEqual(self.convert(SAMPLE, "fresh"), [])  # the sample may have been written by an older version
+        # The sample may have been written by an older version.
+        self.assertEqual(self.convert(SAMPLE, "fresh", "--part", "rotations"), [OF_ALL])
         for file in (self.folder / "fresh").iterdir():
             self.assertEqual((self.folder / "back" / file.name).read_bytes(), file.read_bytes(), file.name)
         for file in (KEYS, VALUES):
@@ -103,13 +105,25 @@ class ConvertTest(unittest.TestCase):
         keys, values = self.rotations()
         tensors = load(self.whole("set.safetensors"))
         self.assertEqual(tensors["layers.3.key.rotation"].tobytes(), keys[3].tobytes())
-        # As others write it, without a manifest: the objective is not known, the matrices are.
         need("safetensors.numpy").save_file(tensors, self.folder / "bare.safetensors")
-        self.convert("bare.safetensors", "foreign")
-        self.assert_same(self.folder / "foreign", keys, values)
-        origin = json.loads((self.folder / "foreign/manifest.json").read_text())["origin"]
-        self.assertEqual(origin["format"], "safetensors")
-        self.assertIn("calibration", origin["unknown"])
+        self.refuse(1, "it has no manifest", "bare.safetensors", "foreign")
+
+    def test_parts_are_chosen_by_name(self):
+        self.assertEqual(self.convert(SAMPLE, "all"), [])
+        self.assert_sound("all")
+        self.assertEqual({path.name for path in (self.folder / "all").iterdir()}, {path.name for path in SAMPLE.iterdir()})
+        for part, file in (("coded", "coded.safetensors"), ("with_means", "with_means/rotations.h5")):
+            self.assertEqual(self.convert(SAMPLE, part, "--part", part), [OF_ALL])
+            self.assert_sound(part)
+            self.assertEqual((self.folder / part / file).read_bytes(), (self.folder / "all" / file).read_bytes())
+            self.assertEqual(list(json.loads((self.folder / part / "manifest.json").read_text())["parts"]), [part])
+        self.convert(SAMPLE, "means.h5", "--part", "with_means")
+        self.convert("means.h5", "means")
+        self.assertTrue((self.folder / "means/with_means/k_mean.pt").exists())
+        self.convert("with_means", "one.h5")  # its only part
+        self.refuse(1, "the coded cache has no rotations", "coded", "x", "--to", "pt")
+        self.refuse(1, "the coded cache has no rotations", SAMPLE, "x.h5", "--part", "coded")
+        self.refuse(2, 'unknown', SAMPLE, "x", "--part", "means")
 
     def test_pt_versions(self):
         torch = need("torch")
@@ -131,7 +145,7 @@ class ConvertTest(unittest.TestCase):
         self.assertEqual(manifest["model"]["id"], "qwen3-2m")
         self.assertEqual(manifest["origin"]["format"], "pt v3")
         self.assertEqual(set(manifest["origin"]["unknown"]), {"recipe", "windows", "codec", "verification"})
-        scalar = json.loads((SAMPLE / "manifest.json").read_text())["codec"]["clip_scalar"]["key"]
+        scalar = json.loads((SAMPLE / "manifest.json").read_text())["parts"]["rotations"]["codec"]["clip_scalar"]["key"]
         self.assertIn(f"K_CLIP_RATIO={scalar}\n", (self.folder / "set/serve.env").read_text())
         # Version 1 has no place for clip ratios.
         self.convert("one", "older")
@@ -159,7 +173,7 @@ class ConvertTest(unittest.TestCase):
         gguf = need("gguf")
         keys, values = self.rotations()
         self.make_model()
-        self.assertEqual(self.convert(SAMPLE, "baked.gguf", "--into", "model.gguf"), ["eigenvalues", "covariances"])
+        self.assertEqual(self.convert(SAMPLE, "baked.gguf", "--into", "model.gguf"), [OF_ALL, "eigenvalues", "covariances"])
         before, after = gguf.GGUFReader(self.folder / "model.gguf"), gguf.GGUFReader(self.folder / "baked.gguf")
         tensors = {tensor.name: tensor for tensor in after.tensors}
         self.assertEqual(len(tensors), len(before.tensors) + 2 * LAYERS)
@@ -206,7 +220,7 @@ class ConvertTest(unittest.TestCase):
         self.assertTrue(torch.equal(fifth["mean"], torch.arange(64.0)))
         self.convert("mla", "set")
         self.assert_sound("set")
-        self.refuse(1, "which llama.cpp cannot use", "mla", "x.gguf", "--into", "mla/layer_0.pt")
+        self.refuse(1, "what llama.cpp cannot use", "mla", "x.gguf", "--into", "mla/layer_0.pt")
         self.refuse(1, "which version 1 cannot hold", "mla", "x", "--to", "pt", "--pt-version", "1")
         self.refuse(1, "an MLA cache has one row for all", SAMPLE, "x", "--to", "mla")
 
@@ -229,7 +243,7 @@ class ConvertTest(unittest.TestCase):
         self.refuse(2, "exists already", SAMPLE, "outer/inner/..")
         self.refuse(2, "only .pt output has versions", SAMPLE, "x.h5", "--pt-version", "2")
         self.refuse(2, "only GGUF output takes a model", SAMPLE, "x.h5", "--into", "page.pt")
-        self.refuse(2, "not a rotation set of oscar", SAMPLE, "page.pt", "--to", "h5", "--force")
+        self.refuse(2, "not a set of oscar", SAMPLE, "page.pt", "--to", "h5", "--force")
         (self.folder / "page.pt").unlink()
         for _ in range(2):
             self.oscar("convert", SAMPLE, "page.pt", "--to", "h5", "--force")

@@ -61,8 +61,8 @@ class PublishedShapesTest(unittest.TestCase):
     def serve_pair(self, layers, key="qqt_r_h_pbr", value="sst_r_h_pbr"):
         self.write(**{f"k_rotation_{key}": side(layers, key), f"v_rotation_{value}": side(layers, value)})
         environment, arguments, manifest = self.environment()
-        self.assertEqual([layer["layer_id"] for layer in manifest["layers"]], sorted(layers))
-        self.assertEqual([layer["head_dim"] for layer in manifest["layers"]], [layers[i][-1] for i in sorted(layers)])
+        self.assertEqual([layer["layer_id"] for layer in manifest["parts"]["rotations"]["layers"]], sorted(layers))
+        self.assertEqual([layer["head_dim"] for layer in manifest["parts"]["rotations"]["layers"]], [layers[i][-1] for i in sorted(layers)])
         self.assertEqual(environment["SGLANG_OSCAR_ABSORB_V_ROTATION"], "1")
         return arguments
 
@@ -121,7 +121,7 @@ class PublishedShapesTest(unittest.TestCase):
                 served = Path(environment["SGLANG_OSCAR_MLA_KV_ROTATION_PATH"])
                 self.assertEqual(sorted(served.glob("*.pt")), sorted(served / f"layer_{i}.pt" for i in layers))
                 self.assertEqual(torch.load(served / f"layer_{layers[0]}.pt", weights_only=True).shape, (512, 512))
-                self.assertEqual([layer["layer_id"] for layer in manifest["layers"]], sorted(layers))
+                self.assertEqual([layer["layer_id"] for layer in manifest["parts"]["rotations"]["layers"]], sorted(layers))
 
 
 if __name__ == "__main__":

@@ -24,15 +24,15 @@ except ImportError as missing:
     sys.exit(77)
 
 torch.set_num_threads(1)
-MODEL, SETS = PROJECT / "tests/data/qwen3-2m", PROJECT / "zoo/sample/qwen3-2m"
+MODEL, SET = PROJECT / "tests/data/qwen3-2m", PROJECT / "zoo/sample/qwen3-2m/latest"
 SHORT = {"--prompts": "3", "--needles": "2", "--prompt-tokens": "512", "--generate": "24", "--max-tokens": "4096"}
 TEXT = ("--tokens", str(PROJECT / "tests/data/golden/qwen3-2m/tokens_eval.npy"))
 
 
-def check(server, rotations="latest", **changes):
+def check(server, reader="sglang-v1", place=SET, **changes):
     """check(server, served_model="x"): exit status, report and messages."""
-    options = SHORT | {"--model": str(MODEL)} | {"--" + name.replace("_", "-"): value for name, value in changes.items()}
-    command = [os.environ["OSCAR_BINARY"], "serve-check", SETS / rotations, "--url", getattr(server, "url", server),
+    options = SHORT | {"--model": str(MODEL)} | ({"--for": reader} if reader else {}) | {"--" + name.replace("_", "-"): value for name, value in changes.items()}
+    command = [os.environ["OSCAR_BINARY"], "serve-check", place, "--url", getattr(server, "url", server),
                *TEXT, "--json", "-q", *(word for pair in options.items() for word in pair)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250)
     return done.returncode, json.loads(done.stdout) if done.stdout else None, done.stderr
@@ -46,8 +46,8 @@ class ServeCheckTest(unittest.TestCase):
     def exact(self, **options):
         return CompletionsServer(self.model, lambda: transformers.DynamicCache(config=self.model.config), **options)
 
-    def quantised(self, rotations, clipped=True, **options):
-        read = oscar_kv.read_set(SETS / rotations)
+    def quantised(self, reader="sglang-v1", clipped=True, **options):
+        read = oscar_kv.read_set(SET, reader)
         if not clipped:
             unclipped = {side: lambda layer, side=side: dataclasses.replace(getattr(layer, side), clip_ratios=np.zeros(1))
                          for side in ("key", "value")}
@@ -57,9 +57,9 @@ class ServeCheckTest(unittest.TestCase):
         return CompletionsServer(self.model, lambda: oscar_kv.PackedCache(read, self.model.config), **options)
 
     def test_accepts_a_server_that_uses_the_set(self):
-        for rotations in ("latest", "stretch"):
-            with self.quantised(rotations) as server:
-                code, report, errors = check(server, rotations)
+        for reader in ("sglang-v1", "sglang", "transformers"):
+            with self.quantised(reader) as server:
+                code, report, errors = check(server, reader)
             self.assertEqual((code, report["verdict"], report["reasons"], errors), (0, "accepted", [], ""), report)
             self.assertEqual((report["prompts"], report["needles"], report["served_model"]), (3, 2, "sample"))
             self.assertEqual(report["positions"], 5 * 23)
@@ -74,14 +74,14 @@ class ServeCheckTest(unittest.TestCase):
         self.assertLess(report["measured_kl"], 0.1 * report["predicted_kl"])
         self.assertIn("its cache is not quantised", report["reasons"][0])
 
-    def test_rejects_a_server_with_another_set(self):
-        with self.quantised("stretch") as server:
+    def test_rejects_a_server_with_another_part(self):
+        with self.quantised("sglang") as server:
             code, report, _ = check(server)
         self.assertEqual((code, report["verdict"]), (3, "rejected"), report)
         self.assertIn("agreement", report["reasons"][-1])
 
     def test_rejects_a_server_with_the_set_and_another_codec(self):
-        with self.quantised("latest", clipped=False) as server:
+        with self.quantised(clipped=False) as server:
             code, report, _ = check(server)
         self.assertEqual((code, report["verdict"]), (3, "rejected"), report)
         self.assertIn("the codec looks like minmax without clipping", report["reasons"][-1])
@@ -89,8 +89,8 @@ class ServeCheckTest(unittest.TestCase):
         self.assertGreater(tried["minmax without clipping"], 0.9)
 
     def test_reads_the_settings_that_a_server_tells(self):
-        latest = SETS / "latest/k_rotation_qqt_r_h_pbr.pt"
-        other = next((SETS / "stretch").glob("k_rotation_*.pt"))
+        latest = SET / "k_rotation_qqt_r_h_pbr.pt"
+        other = next((SET / "with_means").glob("k_rotation_*.pt"))
         for told, words in (({"SGLANG_OSCAR_K_ROTATION_PATH": str(latest)}, None),
                             ({"SGLANG_OSCAR_K_ROTATION_PATH": "/in/a/container/k.pt"}, None),
                             ({"SGLANG_OSCAR_K_ROTATION_PATH": str(other)}, "which is no file of this set"),
@@ -99,17 +99,28 @@ class ServeCheckTest(unittest.TestCase):
                             ({"SGLANG_OSCAR_CALIBRATION_ACTIVE": "True"}, "the server calibrated itself at its start")):
             def with_settings(answer, told=told):
                 return answer | {"internal_states": [{"env_vars": told}]} if "data" in answer else answer
-            with self.quantised("latest", change=with_settings) as server:
+            with self.quantised(change=with_settings) as server:
                 code, report, errors = check(server, prompts="2", needles="0", generate="8")
             self.assertEqual((code, bool(report["reasons"])), (3, True) if words else (0, False), report)
             self.assertEqual("only 14 generated tokens compared, fewer than 100" in errors, words is None, errors)
             self.assertIn(words or "", " ".join(report["reasons"]))
 
+    def test_asks_which_server_it_is_where_servers_read_different_parts(self):
+        with self.exact() as server:
+            code, _, errors = check(server, reader=None)
+            self.assertEqual((code, "say which server it is: --for" in errors), (2, True), errors)
+
+        def of_sglang(answer):
+            return answer | {"data": [each | {"owned_by": "sglang"} for each in answer["data"]]} if "data" in answer else answer
+        with self.quantised("sglang", change=of_sglang) as server:
+            code, report, _ = check(server, reader=None)
+            self.assertEqual((code, report["verdict"]), (0, "accepted"), report)
+
     def test_refuses_a_set_that_a_server_wrote_over(self):
         with tempfile.TemporaryDirectory(prefix="oscar-serve-") as folder:
-            copy = Path(shutil.copytree(SETS / "latest", Path(folder, "set")))
+            copy = Path(shutil.copytree(SET, Path(folder, "set")))
             (copy / ".oscar_0123456789abcdef.complete.json").write_text("{}")
-            code, _, errors = check("http://127.0.0.1:9", copy)
+            code, _, errors = check("http://127.0.0.1:9", place=copy)
             self.assertEqual((code, "a server calibrated itself" in errors), (1, True), errors)
 
     def test_a_reference_server_in_place_of_the_weights(self):
@@ -117,7 +128,7 @@ class ServeCheckTest(unittest.TestCase):
             for name in ("config.json", "tokenizer.json"):
                 shutil.copy(MODEL / name, folder)
             options = {"reference": reference.url, "model": folder}
-            with self.quantised("latest") as server:
+            with self.quantised() as server:
                 code, report, errors = check(server, **options)
                 self.assertEqual((code, report and report["verdict"]), (0, "accepted"), errors)
                 self.assertEqual((report["positions"], report["reference"]), (5 * 23, reference.url))
@@ -139,7 +150,7 @@ class ServeCheckTest(unittest.TestCase):
                     choice["logprobs"][name] = choice["logprobs"][name][-1:]
             return answer
 
-        with self.quantised("latest") as server, self.exact(change=without_echo) as reference:
+        with self.quantised() as server, self.exact(change=without_echo) as reference:
             code, _, errors = check(server, reference=reference.url, generate="4")
             self.assertEqual((code, "does not give back the tokens" in errors), (1, True), errors)
             code, _, errors = check(server, reference="nowhere", generate="4")
@@ -147,7 +158,7 @@ class ServeCheckTest(unittest.TestCase):
 
     def test_understands_tokens_that_are_written_as_text(self):
         names = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
-        with self.quantised("latest", token=lambda i: names.decode([i])) as server:
+        with self.quantised(token=lambda i: names.decode([i])) as server:
             code, report, _ = check(server, prompts="2")
         self.assertEqual(code, 0, report)
         self.assertGreater(report["positions"], 30)

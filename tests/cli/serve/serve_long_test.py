@@ -36,7 +36,7 @@ def oscar(server, *words, **changes):
 
 def compared(server, reference, *words, **changes):
     """The reference says, too, that the cache is neither broken nor quantised by much."""
-    code, text, errors = oscar(server, SET, "--long", reference.url, "--reference", reference.url, "--min-kl", "0", *words, **changes)
+    code, text, errors = oscar(server, SET, "--for", "sglang-v1", "--long", reference.url, "--reference", reference.url, "--min-kl", "0", *words, **changes)
     return code, json.loads(text) if "--json" in words and text else text, errors
 
 

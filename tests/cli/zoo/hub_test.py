@@ -40,8 +40,8 @@ class HubTest(ZooTest):
         for unknown in ("model", "calibration", "clip_ratios"):
             self.assertIn(unknown, manifest["origin"]["unknown"])
         self.assertIn("published ones", (folder / "serve.env").read_text())
-        self.assertIn("rotation set", self.succeed("inspect", folder).stdout)
-        self.assertIn("verify has not accepted", done.stderr)
+        self.assertIn("sound", self.succeed("inspect", folder).stdout)
+        self.assertIn("verify has accepted this set for no reader", done.stderr)
         # Only what is needed was asked for, at one commit.
         asked = [path for _, path, _ in hub.seen]
         self.assertFalse([path for path in asked if "README" in path or "notes" in path])

@@ -21,8 +21,19 @@ class PublishTest(ZooTest):
         self.assertEqual(read_folder(self.zoo / NAME / "int2"), files)
         entry = self.index()["entries"][0]
         self.assertEqual(entry["total_size"], sum(map(len, files.values())))
-        self.assertEqual(entry["summary"]["bits"], {"key": 2, "value": 2})
+        self.assertEqual(entry["summary"]["parts"]["rotations"]["bits"], {"key": 2, "value": 2})
         self.assertRegex(entry["created"], r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")
+
+    def test_one_accepted_reader_is_enough(self):
+        make_set(self.folder / "set", 1, "rejected")
+        publish = ("publish", "set", "--zoo", self.zoo, "--name", NAME)
+        self.fail_with(1, ["for no reader", "vllm rejected"], *publish)
+        path = self.folder / "set/manifest.json"
+        manifest = json.loads(path.read_text())
+        manifest["verification"]["readers"]["llamacpp"]["verdict"] = "accepted"
+        path.write_text(json.dumps(manifest))
+        self.succeed(*publish)
+        self.assertIs(self.index()["entries"][0]["forced"], False)
 
     def test_again_changes_nothing(self):
         self.published()

@@ -46,7 +46,8 @@ def make_set(folder, seed, verdict="accepted", keys_size=300_000):
         files["serve.env"] = files["serve.env"].replace(before[name].encode(), hashes[name].encode())
     hashes["serve.env"] = hashlib.sha256(files["serve.env"]).hexdigest()
     manifest["files"] = [{"path": path, "sha256": hashes[path], "size": len(content)} for path, content in files.items()]
-    manifest["verification"] = {"verdict": verdict} if verdict else None
+    of_readers = {name: {"part": part, "verdict": verdict} for name, part in manifest["readers"].items()}
+    manifest["verification"] = {"verdict": verdict, "readers": of_readers} if verdict else None
     files["manifest.json"] = (json.dumps(manifest, indent=1) + "\n").encode()
     for path, content in files.items():
         (Path(folder) / path).parent.mkdir(parents=True, exist_ok=True)

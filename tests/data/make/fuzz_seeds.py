@@ -30,7 +30,7 @@ for name, array in (("f4", matrix), ("i8", numpy.arange(3)), ("scalar", numpy.fl
     numpy.save(place("npy", name), array)
 save_file({"layers.0.key.rotation": matrix, "b": numpy.ones(3, dtype=numpy.float16)}, place("safetensors", "two"), {"note": "hello"})
 with h5py.File(place("hdf5", "small"), "w", libver="latest") as file:
-    file.attrs["schema"] = "oscar.rotation_set.v1"
+    file.attrs["schema"] = "oscar.set.v1"
     file["a"] = matrix
     file.create_dataset("packed", data=numpy.zeros(64), chunks=(16,), compression="gzip")
 writer = gguf.GGUFWriter(place("gguf", "small"), "qwen3")
@@ -53,22 +53,26 @@ torch.save(torch.quantize_per_tensor(torch.zeros(2), 0.1, 3, torch.quint8), plac
 sample = Path(__file__).parents[3] / "zoo"
 index = json.loads((sample / "index.json").read_text())
 index["entries"] = index["entries"][:1]
-index["entries"][0]["summary"]["verification"] = {"verdict": "accepted", "methods": {"oscar": {"kind": "this"}}}
+index["entries"][0]["summary"]["verification"] = {"verdict": "accepted", "methods": {"rotations": {"kind": "this"}}}
 place("zoo", "index").write_text(json.dumps(index))
 manifest = json.loads((sample / index["entries"][0]["path"] / "manifest.json").read_text())
-for key in ("layers", "verification", "recipe", "calibration"):
-    manifest[key] = manifest[key][:1] if key == "layers" else {}
+manifest["verification"], manifest["calibration"]["blocks"] = {}, []
+for part in manifest["parts"].values():
+    part["layers"] = part["layers"][:1]
 place("zoo", "manifest").write_text(json.dumps(manifest))
 place("zoo", "signature").write_text(json.dumps({"schema": "oscar.signature.v1", "manifest_sha256": "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881",
                                                   "signatures": [{"key": "A" * 43 + "=", "signature": "A" * 86 + "=="}]}))
 
-# Whole sets of one layer, four channels: the length of the manifest, the manifest, rotations.h5.
+# Whole sets of one layer, eight channels: the length of the manifest, the manifest, and the file of its part.
 with tempfile.TemporaryDirectory() as folder:
     random = torch.Generator().manual_seed(1)
     for kind in "qkv":
         (Path(folder) / f"dump/layer_0/{kind}").mkdir(parents=True)
-        torch.save(torch.randn(600, 1, 4, generator=random), Path(folder) / f"dump/layer_0/{kind}/1.pt")
-    for name, options in (("rotation", ("--recipe", "oscar")), ("stretch", ("--recipe", "stretch", "--center"))):
+        torch.save(torch.randn(600, 1, 8, generator=random), Path(folder) / f"dump/layer_0/{kind}/1.pt")
+    for name, options in (("rotation", ("--recipe", "oscar")), ("stretch", ("--recipe", "stretch", "--center")),
+                          ("coded", ("--recipe", "coded"))):
         subprocess.run([sample.parent / "build/oscar", "fit", "-q", "--dump", "dump", *options, "--out", name], cwd=folder, check=True)
         manifest = (Path(folder) / name / "manifest.json").read_bytes()
-        place("set", name).write_bytes(struct.pack("<I", len(manifest)) + manifest + (Path(folder) / name / "rotations.h5").read_bytes())
+        made = "coded.safetensors" if name == "coded" else "rotations.h5"
+        matrices = next((Path(folder) / name).rglob(made)).read_bytes()
+        place("set", name).write_bytes(struct.pack("<I", len(manifest)) + manifest + matrices)

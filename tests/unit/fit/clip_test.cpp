@@ -152,7 +152,8 @@ TEST_CASE("a joined sample has sequences of all parts in turns, and keeps to the
   REQUIRE(second[0].query_positions.size() == 20);
   CHECK(joined[1].q.shape == std::vector<std::int64_t>{10, 4, 16});
   CHECK(joined[1].query_positions[3] == second[0].query_positions[7]);
-  CHECK(std::memcmp(joined[1].q.data.data() + 3 * 4 * 16 * 2, second[0].q.data.data() + 7 * 4 * 16 * 2, 4 * 16 * 2) == 0);
+  CHECK(std::memcmp(joined[1].q.data.data() + 3 * 4 * 16 * 2, second[0].q.data.data() + 7 * 4 * 16 * 2, 4 * 16 * 2) ==
+        0);
 }
 
 TEST_CASE("a fit without sequences longer than the windows takes the published constants and says so") {

@@ -48,10 +48,8 @@ CodedPart fit_coded_part(const TakeOptions& options, const MeasureDamage& measur
   return fit_coded(taken_of(options, measure, coded_source({0, 3})), 3, scope, *test::make_test_backend());
 }
 
-const TakeOptions kTakeOptions{.moments = {Moment::kFisher, Moment::kQqt, Moment::kVtv},
-                               .windows = {4, 16},
-                               .coded = true,
-                               .sample_rows = 200};
+const TakeOptions kTakeOptions{
+    .moments = {Moment::kFisher, Moment::kQqt, Moment::kVtv}, .windows = {4, 16}, .coded = true, .sample_rows = 200};
 
 ErrorCost cost_of(double size) {
   ErrorCost cost{MatrixStack(2, kDim), MatrixStack(2, kDim)};
@@ -259,7 +257,8 @@ TEST_CASE("statistics that do not belong together are refused by what differs") 
   refused("different windows", [](Statistics& data) { data.windows.sink = 5; });
   refused("in other ways: plain_part differ", [](Statistics& data) { data.recipe["plain_part"] = 0.1; });
   refused("other samples for clip ratios", [](Statistics& data) { data.clip = SampleOptions{}; });
-  refused("elsewhere of fisher fisher.value qqt vtv cost rows", [](Statistics& data) { data.layers.front().cost.reset(); });
+  refused("elsewhere of fisher fisher.value qqt vtv cost rows",
+          [](Statistics& data) { data.layers.front().cost.reset(); });
   refused("rows uncentred", [](Statistics& data) { data.layers.front().centred = false; });
   refused("\"layer_2.key.rows\" is not finite", [](Statistics& data) { data.layers.front().key_rows[1][3] = NAN; });
   refused("another number of rows", [](Statistics& data) {

@@ -52,7 +52,8 @@ TEST_CASE("what goes wrong in one of several layers comes out") {
     test::MemorySource source(std::move(layers));
     test::SideBySide backend = side_by_side();
     Status status;
-    CHECK_ERROR(test::fit_source(source, {.recipe = "oscar"}, backend, status), DataError, std::string(name) + " has NaN or Inf");
+    CHECK_ERROR(test::fit_source(source, {.recipe = "oscar"}, backend, status), DataError,
+                std::string(name) + " has NaN or Inf");
   }
 }
 

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: MIT
+#include "fit/take.hpp"
+
 #include <doctest/doctest.h>
 
 #include <map>
@@ -7,7 +9,6 @@
 #include "base/files.hpp"
 #include "base/json.hpp"
 #include "fit/fit.hpp"
-#include "fit/take.hpp"
 #include "support/backend.hpp"
 #include "support/support.hpp"
 #include "support/synthetic.hpp"
@@ -87,8 +88,8 @@ TEST_CASE("what observers save fits rotations, and asks for rows where the coded
   CHECK(parts_of_readers(set).at("vllm") == kRotationsName);
   CHECK(set.rotations.at(kRotationsName).windows == Windows{16, 32});
   CHECK(set.rotations.at(kRotationsName).key_clip_scalar == 0.96);
-  for (const char* const text : {"part coded is left out: it needs rows", "part with_means is left out: no sums of fisher",
-                                 "the published constants"}) {
+  for (const char* const text : {"part coded is left out: it needs rows",
+                                 "part with_means is left out: no sums of fisher", "the published constants"}) {
     CHECK_MESSAGE(notices.text.find(text) != std::string::npos, notices.text);
   }
   options.readers = {"vllm"};
