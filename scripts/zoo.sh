@@ -12,7 +12,7 @@ golden=tests/data/golden/qwen3-2m
 work=out/zoo
 declare -A recipes=(
   [latest]="--recipe oscar"
-  [stretch]="--recipe stretch --key-objective fisher --target sglang-v3"
+  [stretch]="--recipe stretch --key-objective fisher"
   [coded]="--recipe coded --bits 2.25"
 )
 tags=("$@")

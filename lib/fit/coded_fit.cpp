@@ -98,8 +98,7 @@ CodedDamage weights_of(const LayerStatistics& layer, const CodedBases& bases) {
 
 CodedLayer coded_layer(const LayerStatistics& data, const CodedBases& bases, const CodedLevels& key,
                        const CodedLevels& value) {
-  return {data.layer_id, coded_side(bases.key, data.key_rows, key),
-          coded_side(bases.value, data.value_rows, value)};
+  return {data.layer_id, coded_side(bases.key, data.key_rows, key), coded_side(bases.value, data.value_rows, value)};
 }
 
 }  // namespace
@@ -109,7 +108,8 @@ ErrorDamage damage_of(const LayerStatistics& layer, Windows windows, const Measu
   const int id = layer.layer_id;
   CodedPart trial;
   trial.windows = windows;
-  trial.layers = {coded_layer(layer, bases, trial_levels(bases.key, id, "key"), trial_levels(bases.value, id, "value"))};
+  trial.layers = {
+      coded_layer(layer, bases, trial_levels(bases.key, id, "key"), trial_levels(bases.value, id, "value"))};
   const CodedDamage damage = measure(trial);
   if (std::isfinite(damage.key) && std::isfinite(damage.value)) return {damage.key, damage.value};
   throw NumericalError("what errors cost is not a finite number", "layer " + std::to_string(id),

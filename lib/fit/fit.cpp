@@ -50,9 +50,9 @@ void require_same_data(const Statistics& statistics) {
 
 /// Observers know no windows: theirs are any.
 void require_windows(const Statistics& statistics, Windows windows) {
-  const bool know = !statistics.recipe.empty() || std::ranges::any_of(statistics.layers, [](const LayerStatistics& each) {
-    return each.first.fisher.has_value();
-  });
+  const bool know =
+      !statistics.recipe.empty() ||
+      std::ranges::any_of(statistics.layers, [](const LayerStatistics& each) { return each.first.fisher.has_value(); });
   if (!know || statistics.windows == windows) return;
   throw UsageError(fmt::format("the statistics were taken with windows of {} and {} tokens", statistics.windows.sink,
                                statistics.windows.recent),
@@ -133,9 +133,10 @@ void tell_of_mean_key(const Statistics& statistics, Set& set, Status& status) {
   }
   if (names.empty()) return;
   std::ranges::reverse(names);
-  status.notice(fmt::format("{} {} rotations without means, and in layer {} the mean key has {:.0f} % of the keys' energy: "
-                            "expect errors that verify will reject",
-                            listed(names), names.size() == 1 ? "reads" : "read", mean->layer_id, 100 * mean->share));
+  status.notice(
+      fmt::format("{} {} rotations without means, and in layer {} the mean key has {:.0f} % of the keys' energy: "
+                  "expect errors that verify will reject",
+                  listed(names), names.size() == 1 ? "reads" : "read", mean->layer_id, 100 * mean->share));
 }
 
 }  // namespace
@@ -145,8 +146,8 @@ std::optional<std::string> too_few_tokens(const QkvSource& source, const FitPlan
   const std::int64_t tokens = source.calibration().tokens;
   if (tokens == 0 || model.head_dim == 0 || model.num_key_value_heads == 0 || plan.moments().empty()) return {};
   const bool per_head = plan.coded || std::ranges::any_of(plan.rotations, [](const auto& part) {
-    return part.second.key_per_head || part.second.value_per_head;
-  });
+                          return part.second.key_per_head || part.second.value_per_head;
+                        });
   const std::int64_t rows_per_token = per_head ? 1 : model.num_key_value_heads;
   const std::int64_t rows = std::int64_t{kRowsPerChannel} * std::max(model.head_dim, model.value_dim);
   const std::int64_t needed = (rows + rows_per_token - 1) / rows_per_token;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The method: what was taken of Q/K/V (fit/take.hpp, or several such files added up) becomes a set with the parts that
-// readers read. Paper of the rotations: OSCAR (arXiv 2605.17757); published fitter: rotation/compute_kv_rotation.py. The
-// same input gives the same bits, whatever the number of threads.
+// readers read. Paper of the rotations: OSCAR (arXiv 2605.17757); published fitter: rotation/compute_kv_rotation.py.
+// The same input gives the same bits, whatever the number of threads.
 #pragma once
 
 #include <optional>

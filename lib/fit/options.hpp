@@ -64,8 +64,8 @@ struct FitPlan {
 };
 
 /// Checks the options and makes a plan of them. codable: whether the coded cache takes the model's heads; where it does
-/// not, recipe auto gives its readers rotations. Throws UsageError: options that do not exist or do not fit together, or
-/// readers that cannot read what would be made for them.
+/// not, recipe auto gives its readers rotations. Throws UsageError: options that do not exist or do not fit together,
+/// or readers that cannot read what would be made for them.
 [[nodiscard]] FitPlan plan_parts(const FitOptions& options, bool codable = true);
 
 /// Returns the recipe of rotations that options name, whoever can read them. Throws UsageError as plan_parts() does.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What was taken of layers, until the whole is written: a folder with one file each, which work that ends early leaves to
-// the next.
+// What was taken of layers, until the whole is written: a folder with one file each, which work that ends early leaves
+// to the next.
 #pragma once
 
 #include <filesystem>

@@ -18,8 +18,8 @@ namespace oscar {
 
 /// options: those of all rotations, and the name of the recipe. Throws DataError if no sequence was longer than the
 /// windows where fisher is needed, NumericalError if bfloat16 would spoil a stretch.
-[[nodiscard]] RotationPart fit_rotations(const Statistics& statistics, const Recipe& recipe,
-                                         const FitOptions& options, Backend& backend, Status& status);
+[[nodiscard]] RotationPart fit_rotations(const Statistics& statistics, const Recipe& recipe, const FitOptions& options,
+                                         Backend& backend, Status& status);
 
 /// The layer in which the mean key has the largest share of the energy of keys, |mean|^2 / mean |k|^2: what rotations
 /// without means have to quantise beside what keys tell apart.

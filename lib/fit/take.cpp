@@ -201,7 +201,8 @@ Statistics take(const FitData& data, const FitOptions& options, const OpenPartia
   const PartialFolder* const kept = partial ? partial(record_of(data.source, taken)) : nullptr;
   ErrorCosts costs;
   if (!texts.empty()) {
-    costs = costs_on(texts, data.context, options.windows, *data.runner, data.source.layer_ids(), kept, backend, status);
+    costs =
+        costs_on(texts, data.context, options.windows, *data.runner, data.source.layer_ids(), kept, backend, status);
   }
   const MeasureDamage measure = [&](const CodedPart& coded) {
     return measure_attention_damage(data.source, coded, backend);

@@ -28,16 +28,16 @@ struct TakeOptions {
   Windows windows;
   /// Whether the coded cache is fitted to it: reads of values are summed, and costs or damage kept.
   bool coded = false;
-  std::int64_t sample_rows = 4096;     // about so many rows are kept
-  std::set<int> uncentred;             // layers whose keys keep their mean
-  std::optional<SampleOptions> clip;   // how sequences for clip ratios are drawn; none: they are not
-  Json recipe = Json::object();        // Statistics::recipe
+  std::int64_t sample_rows = 4096;    // about so many rows are kept
+  std::set<int> uncentred;            // layers whose keys keep their mean
+  std::optional<SampleOptions> clip;  // how sequences for clip ratios are drawn; none: they are not
+  Json recipe = Json::object();       // Statistics::recipe
 };
 
 /// measure: weighs layers and sides against each other where no costs are known. folder: where layers that are there
-/// already are taken from, and the others kept, a file of statistics each; or null. Throws DataError for a layer without
-/// tokens, for data that is too short or heads that the coded cache does not take, and NumericalError for damage that is
-/// no number.
+/// already are taken from, and the others kept, a file of statistics each; or null. Throws DataError for a layer
+/// without tokens, for data that is too short or heads that the coded cache does not take, and NumericalError for
+/// damage that is no number.
 [[nodiscard]] Statistics take(QkvSource& source, const TakeOptions& options, const ErrorCosts& costs,
                               const MeasureDamage& measure, const PartialFolder* folder, Backend& backend,
                               Status& status);

@@ -97,8 +97,8 @@ void thin_queries(SampledSequence& sequence, std::int64_t count) {
   const std::size_t row_bytes = sequence.q.data.size() / static_cast<std::size_t>(all);
   for (std::int64_t i = 0; i < count; ++i) {
     const auto from = static_cast<std::size_t>((2 * i + 1) * all / (2 * count));
-    std::memcpy(kept.q.data.data() + static_cast<std::size_t>(i) * row_bytes,
-                sequence.q.data.data() + from * row_bytes, row_bytes);
+    std::memcpy(kept.q.data.data() + static_cast<std::size_t>(i) * row_bytes, sequence.q.data.data() + from * row_bytes,
+                row_bytes);
     kept.query_positions.push_back(sequence.query_positions[from]);
   }
   sequence.q = std::move(kept.q), sequence.query_positions = std::move(kept.query_positions);

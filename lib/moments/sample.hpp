@@ -29,12 +29,12 @@ struct SampledSequence {
   std::vector<std::int64_t> query_positions;  // ascending
 };
 
-/// Draws a sample; empty if no sequence is longer than the windows. Throws DataError for rows that are not finite or all
-/// zero.
+/// Draws a sample; empty if no sequence is longer than the windows. Throws DataError for rows that are not finite or
+/// all zero.
 [[nodiscard]] std::vector<SampledSequence> sample_layer(LayerStream& layer, Windows windows,
                                                         const SampleOptions& options);
-/// Joins samples of parts of the data, drawn with these options: sequences of all parts in turns, and of each as many of
-/// its queries, so that all together keep to the options.
+/// Joins samples of parts of the data, drawn with these options: sequences of all parts in turns, and of each as many
+/// of its queries, so that all together keep to the options.
 [[nodiscard]] std::vector<SampledSequence> join_samples(std::vector<std::vector<SampledSequence>> parts,
                                                         const SampleOptions& options);
 /// Returns "4096 keys in 2 sequences, 128 queries per head, seed 0"; "" for an empty sample.

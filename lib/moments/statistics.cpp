@@ -343,8 +343,8 @@ Statistics read_statistics(const std::vector<std::filesystem::path>& paths) {
       layers[part.manifest.layers[i].layer_id].push_back({&part, i, places});
     }
     if (known == 0 || known == out.data.size() || !out.recipe.contains(kDamageTokens)) continue;
-    out.recipe[kDamageTokens] = out.recipe[kDamageTokens].get<std::int64_t>() +
-                                part.manifest.recipe.value(kDamageTokens, std::int64_t{0});
+    out.recipe[kDamageTokens] =
+        out.recipe[kDamageTokens].get<std::int64_t>() + part.manifest.recipe.value(kDamageTokens, std::int64_t{0});
   }
   out.expected_layers.assign(expected.begin(), expected.end());
   std::vector<const std::vector<LayerOfPart>*> ordered;

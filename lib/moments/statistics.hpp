@@ -89,8 +89,8 @@ struct Statistics {
 void write_statistics(const std::filesystem::path& path, const Statistics& statistics);
 
 /// The sum over files, in an order that their contents decide. Throws DataError that names the files and what differs:
-/// model, revision, windows, how and which sums were taken, the same data twice, or shards of tensor-parallel ranks that
-/// do not join; or the tensor whose checksum is another, or which is no sum over rows.
+/// model, revision, windows, how and which sums were taken, the same data twice, or shards of tensor-parallel ranks
+/// that do not join; or the tensor whose checksum is another, or which is no sum over rows.
 [[nodiscard]] Statistics read_statistics(const std::vector<std::filesystem::path>& paths);
 
 }  // namespace oscar

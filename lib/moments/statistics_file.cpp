@@ -14,10 +14,10 @@ namespace {
 
 constexpr const char* kSchema = "oscar.statistics.v1";
 constexpr Moment kSums[] = {Moment::kQqt, Moment::kKtk, Moment::kVtv};
-constexpr const char* kParts[] = {"qqt.sums",     "qqt.total",  "ktk.sums",       "ktk.total",    "vtv.sums",
-                                  "vtv.total",    "sst.sums",   "sst.total",      "keys.sums",    "keys.total",
-                                  "fisher.query", "fisher.key", "fisher.key_sum", "fisher.weight",
-                                  "fisher.value", "cost.key",   "cost.value",     "key.rows",      "value.rows"};
+constexpr const char* kParts[] = {"qqt.sums",     "qqt.total",  "ktk.sums",       "ktk.total",     "vtv.sums",
+                                  "vtv.total",    "sst.sums",   "sst.total",      "keys.sums",     "keys.total",
+                                  "fisher.query", "fisher.key", "fisher.key_sum", "fisher.weight", "fisher.value",
+                                  "cost.key",     "cost.value", "key.rows",       "value.rows"};
 constexpr const char* kSampleParts[] = {".q", ".k", ".v", ".positions"};
 constexpr char kTakeAgain[] = "take the statistics again";
 
@@ -278,7 +278,8 @@ std::vector<std::vector<float>> StatisticsFile::rows(const std::string& name, in
   const TensorRef& tensor = file_.at(name);
   const std::vector<std::int64_t>& shape = tensor.shape;
   if (tensor.dtype != DType::kF32 || shape.size() != 3 || shape[0] != heads || shape[1] < 1 || shape[2] != dim) {
-    refuse(name, "has shape " + shape_text(shape) + " of " + std::string(name_of(tensor.dtype)) + ", which are no rows");
+    refuse(name,
+           "has shape " + shape_text(shape) + " of " + std::string(name_of(tensor.dtype)) + ", which are no rows");
   }
   const Tensor all = file_.load(name);
   const std::span<const float> values = all.values<float>();
@@ -311,9 +312,8 @@ std::vector<SampledSequence> StatisticsFile::clip_sample(const std::string& pref
       return rows;
     };
     if (file_.at(own + ".positions").dtype != DType::kI64) refuse(own + ".positions", "are no positions");
-    SampledSequence& each =
-        sample.emplace_back(load(".q", layer.key_dim), load(".k", layer.key_dim), load(".v", layer.value_dim),
-                            file_.load(own + ".positions").to_int64());
+    SampledSequence& each = sample.emplace_back(load(".q", layer.key_dim), load(".k", layer.key_dim),
+                                                load(".v", layer.value_dim), file_.load(own + ".positions").to_int64());
     const std::vector<std::int64_t>& positions = each.query_positions;
     const std::int64_t tokens = each.k.shape[0];
     const bool fits = each.k.shape[1] == heads && each.v.shape[1] == heads && each.v.shape[0] == tokens &&

@@ -22,8 +22,8 @@ class StatisticsFile {
   /// The layer with its sums; throws DataError if their shapes do not fit together, a checksum is another, or they
   /// cannot be sums over rows.
   [[nodiscard]] LayerStatistics read(const LayerStatistics& layer) const;
-  /// Of how many tokens the layer's sums are, as they say themselves, and of how many of them rows are kept; 0: unknown,
-  /// and none.
+  /// Of how many tokens the layer's sums are, as they say themselves, and of how many of them rows are kept; 0:
+  /// unknown, and none.
   struct Size {
     double tokens = 0;
     std::int64_t rows = 0;

@@ -30,8 +30,8 @@ struct SumsWanted {
 [[nodiscard]] AdditiveMoments take(LayerStream& layer, const SumsWanted& wanted, Backend& backend);
 /// Returns one moment of kQqt, kKtk, kVtv.
 [[nodiscard]] MomentSums take(LayerStream& layer, Moment moment, Backend& backend);
-/// Returns the published "sst" of a layer: sum_t w_t v_t^T v_t and sum_t w_t, with w_t = k_t C_h k_t^T and C the finished
-/// query moments, (Hkv, d, d).
+/// Returns the published "sst" of a layer: sum_t w_t v_t^T v_t and sum_t w_t, with w_t = k_t C_h k_t^T and C the
+/// finished query moments, (Hkv, d, d).
 [[nodiscard]] MomentSums take_sst(LayerStream& layer, const MatrixStack& query_covariance, Backend& backend);
 
 // How sums are made: block by block. A block is some whole chunks, each starts at zero, and blocks are added in order.

@@ -5,10 +5,9 @@
 set -euo pipefail
 PARTS=${PARTS:-parts}                         # a folder with one entry for each part
 INPUT=${INPUT:---model model --text}          # options of the data; the last, --text, --tokens or --dump, takes a part
-FIT=${FIT:---recipe coded --bits 2.25}        # the recipe and its options
+FIT=${FIT:---bits 2.25}                       # options of the set
 WORK=${WORK:-work}                            # a folder for this fit alone
 OUT=${OUT:---out $WORK/set}                   # what is made of the parts: a set, or by --save-stats the sums of all of them
-ALL=${ALL:-}                                  # a second pass: the sums that the first one made by --save-stats
 read -ra devices <<<"${DEVICES:-$(nvidia-smi --query-gpu=index --format=csv,noheader | sed 's/^/cuda:/' | paste -sd' ')}"
 
 parts=("$PARTS"/*)
@@ -18,8 +17,7 @@ mkdir -p "$WORK"
 take_share_of() {
   local i
   for ((i = $1; i < ${#parts[@]}; i += ${#devices[@]})); do
-    oscar fit $FIT $INPUT "${parts[i]}" ${ALL:+--stats "$ALL"} --device "${devices[$1]}" \
-      --save-stats "$WORK/part_$i.safetensors" --force || return
+    oscar fit $FIT $INPUT "${parts[i]}" --device "${devices[$1]}" --save-stats "$WORK/part_$i.safetensors" --force || return
   done
 }
 for gpu in "${!devices[@]}"; do
@@ -30,4 +28,4 @@ for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
 [ -z "${failed:-}" ] || { printf 'gpus.sh: error: a part failed; see its message above, then run this again\n' >&2; exit 1; }
 for i in "${!parts[@]}"; do files+=("$WORK/part_$i.safetensors"); done
 # shellcheck disable=SC2086
-oscar fit $FIT --stats ${ALL:+"$ALL"} "${files[@]}" $OUT
+oscar fit $FIT --stats "${files[@]}" $OUT

@@ -38,7 +38,7 @@ def run(*command):
 def measure(options, arguments, folder):
     rotations, report = folder / "set", folder / "report.json"
     calibration, held_out = options.golden / "tokens_calib.npy", options.golden / "tokens_eval.npy"
-    run(options.binary, "fit", "--model", options.model, "--tokens", calibration, "--target", "any",
+    run(options.binary, "fit", "--model", options.model, "--tokens", calibration,
         *arguments, "--out", rotations, "--force", "--quiet", "--device", options.device)
     run(options.binary, "verify", rotations, "--model", options.model, "--tokens", held_out, "--sequences", options.sequences,
         "--compare", "none", "--no-record", "--quiet", "--device", options.device, f"--json={report}")

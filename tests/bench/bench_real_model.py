@@ -20,15 +20,12 @@ import provenance
 from real_model_tables import TABLES, render
 
 ROOT = Path(__file__).resolve().parents[2]
-WITH_MEANS = ["--target", "sglang-v3"]
 RECIPES = {
     "`oscar`, clip 0.96 / 0.92 (published)": ["--recipe", "oscar", "--clip", "0.96,0.92"],
     "`oscar`, fitted clip": ["--recipe", "oscar"],
-    "`oscar`, fitted clip, centred": ["--recipe", "oscar", "--center", *WITH_MEANS],
-    "`stretch`, fisher, centred": ["--recipe", "stretch", "--key-objective", "fisher", "--center", *WITH_MEANS],
+    "`oscar`, fitted clip, centred": ["--recipe", "oscar", "--center"],
+    "`stretch`, fisher, centred": ["--recipe", "stretch", "--key-objective", "fisher", "--center"],
     **{f"`coded`, {bits} bits": ["--recipe", "coded", "--bits", bits] for bits in ("2.25", "1.75", "1.5")},
-    "`auto` for `sglang-v1`": ["--recipe", "auto"],
-    "`auto` for `sglang-v3`": ["--recipe", "auto", *WITH_MEANS],
 }
 QUICK = ["`oscar`, clip 0.96 / 0.92 (published)", "`oscar`, fitted clip", "`oscar`, fitted clip, centred", "`stretch`, fisher, centred", "`coded`, 2.25 bits",
          "`coded`, 1.5 bits", "bf16", "hadamard_clip", "int4"]

@@ -70,7 +70,7 @@ class Jobs:
 
     def run(self):
         """One job after the other: yields its name, what it took, and how good its set is."""
-        for name, arguments in {"fit_oscar": ("--recipe", "oscar"), "fit_auto_any": ("--recipe", "auto", "--target", "any")}.items():
+        for name, arguments in {"fit_oscar": ("--recipe", "oscar"), "fit_auto": ("--recipe", "auto")}.items():
             if name in self.options.only:
                 took = self.fit(name, *arguments)
                 verified = self.verify(name)
@@ -87,7 +87,7 @@ def main():
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--gpu", help="what the document says of the GPU")
     parser.add_argument("--out", type=Path, default=ROOT / "tests/bench/results/real_speed.json")
-    parser.add_argument("--only", nargs="*", default=["fit_oscar", "fit_auto_any"], help="fit_oscar (and verify), fit_auto_any")
+    parser.add_argument("--only", nargs="*", default=["fit_oscar", "fit_auto"], help="fit_oscar (and verify), fit_auto")
     options = parser.parse_args()
     document = json.loads(options.out.read_text()) if options.out.exists() else {}
     document.update(what="tests/bench/bench_real_speed.py", **provenance.machine(), model=options.model.name,

@@ -47,7 +47,7 @@ def readers():
     yield "dump-chunk", ("served",), "served/layer_1/k/2.pt", (*fit, "--recipe", "oscar"), EVERY
     yield "dump-lens", ("served",), "served/layer_1/seq_lens/2.pt", (*fit, "--recipe", "hadamard"), EVERY[:5]
     yield "dump-manifest", ("dump",), "dump/manifest.json", ("inspect", "dump"), EVERY[:5]
-    yield "statistics", ("stats", "stats2"), "stats", ("fit", "--stats", "stats", "stats2", "--recipe", "oscar", *OUT), EVERY
+    yield "statistics", ("stats",), "stats", ("fit", "--stats", "stats", "--recipe", "oscar", *OUT), EVERY
     yield "tokens", tokens, "tokens.npy", TOKENS, PIPES
     yield "jsonl", ("model", "tokens.jsonl"), "tokens.jsonl", (*DUMP, "--tokens", "tokens.jsonl"), PIPES
     yield "text", ("model", "text.txt"), "text.txt", TEXT, PIPES

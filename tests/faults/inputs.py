@@ -66,13 +66,12 @@ class Maker:
                     torch.save(part.clone(), target / f"{chunk + 1}.pt")
 
     def sets(self):
-        self.oscar("fit", "--dump", "dump", "--recipe", "oscar", "--format", "pt,h5,safetensors", "--out", "set")
-        self.oscar("fit", "--dump", "dump", "--recipe", "stretch", "--target", "sglang-v3", "--center", "--out", "rich")
+        self.oscar("fit", "--dump", "dump", "--recipe", "oscar", "--out", "set")
+        self.oscar("fit", "--dump", "dump", "--recipe", "stretch", "--center", "--out", "rich")
         self.oscar("convert", "set", "fresh")
         for name in ("set", "rich"):
             self.oscar("verify", name, "--dump", "held", "--compare", "none")
         self.oscar("fit", "--dump", "dump", "--recipe", "oscar", "--save-stats", "stats")
-        self.oscar("fit", "--dump", "dump", "--stats", "stats", "--save-stats", "stats2")
 
     def conversions(self):
         for kind in ("h5", "safetensors"):

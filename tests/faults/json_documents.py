@@ -108,7 +108,7 @@ def documents():
            schema_required("signature"), True, None)
     yield ("dump", ("dump",), ("fit", "--dump", "dump", "--recipe", "hadamard", "--clip", "off", *out),
            file_at("dump/manifest.json"), schema_required("dump"), True, "layers.1.chunks.0.tokens")
-    yield ("statistics", ("stats", "stats2"), ("fit", "--stats", "stats", "stats2", "--recipe", "oscar", *out),
+    yield ("statistics", ("stats",), ("fit", "--stats", "stats", "--recipe", "oscar", *out),
            metadata_at("stats", "manifest"), schema_required("statistics"), True, "layers.1.key_dim")
     yield ("config", ("model", "tokens.npy"), (*dump, "--tokens", "tokens.npy"), file_at("model/config.json"),
            ["hidden_size", "num_hidden_layers", "num_attention_heads", "model_type"], False, "intermediate_size")

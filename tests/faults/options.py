@@ -13,7 +13,7 @@ COMMANDS = {  # line, inputs, options that take a number, values that are none o
         "--dtype=int8", "--format=zip", "--layers=0,0-99", "--model-dtype=float64", "--device=cuda:x")),
     "fit": (FIT, ("dump", "set"), ("--sink", "--recent", "--group-size", "--threads"), (
         "--clip=1.5,0.9", "--clip=-0.5,0.9", "--clip=nan,0.9", "--clip=0.9", "--clip=0.9,0.9,0.9", "--clip=on",
-        "--recipe=best", "--recipe=$(touch pwned)", "--target=vllm", "--composition=h_h", "--codec=zip",
+        "--recipe=best", "--recipe=$(touch pwned)", "--for=ollama", "--composition=h_h", "--codec=zip",
         "--key-objective=vtv", "--granularity=token", "--clip-granularity=token", "--scale-dtype=int8", "--group-size=7",
         "--layers=3-0", "--layers=a", "--layers=-1", "--layers=99", "--layers=", "--format=zip", "--format=safetensors",
         "--stretch-power=nan", "--stretch-lambda=-1", "--device=gpu", "--device=cuda:-1")),
@@ -27,7 +27,7 @@ LINES = {
     "fit-no-out": ("fit", "--dump", "dump"),
     "fit-unknown": (*FIT, "--bogus"),
     "fit-twice": (*FIT, "--recipe", "oscar"),
-    "fit-target": (*FIT, "--target", "llamacpp", "--center"),
+    "fit-target": (*FIT, "--for", "llamacpp", "--center"),
     "fit-tokens": (*FIT, "--tokens", "tokens.npy"),
     "fit-text": (*FIT, "--text", "text.txt"),
     "dump-both": (*DUMP, "--text", "text.txt"),

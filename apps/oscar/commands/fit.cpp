@@ -71,7 +71,8 @@ void finish(const Set& set, double startup, double seconds, const FitCommand& co
   Status& status = *context.status;
   Json parts = Json::object();
   if (set.coded) {
-    parts[kCodedName] = {{"recipe", set.coded->recipe}, {"bits", bits_of(*set.coded)}, {"layers", layers_of(*set.coded)}};
+    parts[kCodedName] = {
+        {"recipe", set.coded->recipe}, {"bits", bits_of(*set.coded)}, {"layers", layers_of(*set.coded)}};
   }
   for (const auto& [name, part] : set.rotations) {
     parts[name] = {{"recipe", part.recipe}, {"layers", layers_of(part)}};
@@ -120,10 +121,9 @@ void save(const Statistics& statistics, const FitCommand& command, double second
   std::int64_t tokens = 0;
   for (const CalibrationData& part : statistics.data) tokens += part.tokens;
   const std::size_t layers = statistics.layers.size(), parts = statistics.data.size();
-  context.status->notice(fmt::format("statistics of {}, {} in {}, {:.2f} s: wrote {}",
-                                     plural(static_cast<std::int64_t>(layers), "layer"), plural(tokens, "token"),
-                                     plural(static_cast<std::int64_t>(parts), "part"), seconds,
-                                     command.save_stats.string()));
+  context.status->notice(fmt::format(
+      "statistics of {}, {} in {}, {:.2f} s: wrote {}", plural(static_cast<std::int64_t>(layers), "layer"),
+      plural(tokens, "token"), plural(static_cast<std::int64_t>(parts), "part"), seconds, command.save_stats.string()));
   if (!command.out.empty()) return;
   emit_json(context, {{"statistics", command.save_stats.string()},
                       {"layers", layers},

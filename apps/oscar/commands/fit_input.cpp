@@ -38,8 +38,8 @@ std::string fingerprint_of_weights(const std::filesystem::path& model) {
 int context_of(const FitCommand& command, const ModelConfig& config) {
   const int most = config.max_position_embeddings;
   if (command.fit.context <= most) return command.fit.context > 0 ? command.fit.context : most;
-  throw UsageError(fmt::format("the model reads {} tokens at most", most), fmt::format("--context {}", command.fit.context),
-                   "give that, or less");
+  throw UsageError(fmt::format("the model reads {} tokens at most", most),
+                   fmt::format("--context {}", command.fit.context), "give that, or less");
 }
 
 }  // namespace

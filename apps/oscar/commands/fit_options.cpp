@@ -46,12 +46,12 @@ void add_recipe_options(CLI::App& app, FitCommand& command) {
                "Recipes oscar, stretch: subtract each head's mean key from every key")
       ->group(details);
   option(details, "--key-objective", fit.key_objective, "Recipes oscar, stretch")->type_name("qqt|fisher");
-  option(details, "--composition", fit.composition,
-         "Recipes oscar, stretch: factors from left to right")
+  option(details, "--composition", fit.composition, "Recipes oscar, stretch: factors from left to right")
       ->type_name("r_h_pbr|plain");
-  option(details, "--granularity", fit.granularity,
-         "Recipes oscar, stretch: one matrix per layer or per head; or two of these, for K,V. Default: layer; head,layer "
-         "for stretch");
+  option(
+      details, "--granularity", fit.granularity,
+      "Recipes oscar, stretch: one matrix per layer or per head; or two of these, for K,V. Default: layer; head,layer "
+      "for stretch");
   option(details, "--clip-granularity", fit.clip_granularity,
          "Rotations: a fitted ratio per layer or per head; or two of these, for K,V");
   option(details, "--stretch-power", fit.stretch_power,
@@ -71,8 +71,8 @@ void add_recipe_options(CLI::App& app, FitCommand& command) {
 
 void add_output_options(CLI::App& app, FitCommand& command) {
   writes(app.add_option("--out", command.out, "Folder for the set"))->type_name("DIR")->group("Output");
-  writes(
-      app.add_option("--save-stats", command.save_stats, "Write what was taken of the data, or of --stats, to this file"))
+  writes(app.add_option("--save-stats", command.save_stats,
+                        "Write what was taken of the data, or of --stats, to this file"))
       ->type_name("FILE")
       ->group("Output");
   app.add_option("--format", command.formats, "Files of rotations: pt, or pt,h5")

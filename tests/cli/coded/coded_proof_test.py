@@ -60,12 +60,22 @@ class CodedStatisticsTest(unittest.TestCase):
         fit("--dump", dump, "--out", self.folder / "from-dump")
         same_files(self, self.folder / "from-dump-sums", self.folder / "from-dump")
 
+    def test_rotations_are_fitted_from_it_where_their_sums_are_there(self):
+        said = oscar("fit", "--recipe", "stretch", "--stats", self.sums, "--out", self.folder / "never", status=1)
+        self.assertIn("no sums of ktk", said)
+        both, sums = self.folder / "all-parts", self.folder / "all.safetensors"
+        oscar("fit", *self.data, "--save-stats", sums, "--bits", "2.5", "--out", both)
+        oscar("fit", "--stats", sums, "--recipe", "oscar", "--out", self.folder / "rotations")
+        for name in ("k_rotation_qqt_r_h_pbr.pt", "v_rotation_sst_r_h_pbr.pt"):
+            self.assertEqual((both / name).read_bytes(), (self.folder / "rotations" / name).read_bytes())
+        self.assertEqual((both / "coded.safetensors").read_bytes(), (self.direct / "coded.safetensors").read_bytes())
+
     def test_statistics_that_do_not_fit_are_refused(self):
         out, weights = self.folder / "never", self.folder / "weights.safetensors"
         shutil.copy(WEIGHTS, weights)
         for options, words in (
-                (["--stats", self.sums, *self.data], "say all that their set depends on but its bits"),
-                (["--stats", self.sums, "--sink", "4"], "--sink"),
+                (["--stats", self.sums, *self.data], "statistics say all that a set depends on but its recipe and its bits"),
+                (["--stats", self.sums, "--sink", "4"], "the statistics were taken with windows of 64 and 256 tokens"),
                 (["--stats", self.sums, "--resume"], "with nothing to go on with"),
                 (["--stats", self.sums, "--scope", "rack"], "model, layer or head"),
                 ([*self.data, "--save-stats", self.sums], "there is such a file already"),
@@ -76,9 +86,7 @@ class CodedStatisticsTest(unittest.TestCase):
         raw[-5] ^= 1
         damaged.write_bytes(raw)
         self.assertIn("checksum", fit("--stats", damaged, "--out", out, status=1))
-        self.assertIn("not a file of statistics for the coded cache",
-                      fit("--stats", WEIGHTS, "--out", out, status=1))
-        self.assertIn("not a file of statistics", oscar("fit", "--recipe", "oscar", "--stats", self.sums, "--out", out, status=1))
+        self.assertIn("not a file of statistics", fit("--stats", WEIGHTS, "--out", out, status=1))
         self.assertFalse(out.exists())
 
     def test_statistics_of_parts_add_up(self):
@@ -95,7 +103,7 @@ class CodedStatisticsTest(unittest.TestCase):
         fit("--stats", two, one, "--out", folder / "at-once")  # in the order of their contents
         same_files(self, out, folder / "at-once")
         manifest = json.loads((out / "manifest.json").read_text())
-        self.assertEqual((manifest["calibration"]["tokens"], manifest["recipe"]["damage_tokens"]), (1024, 1024))
+        self.assertEqual((manifest["calibration"]["tokens"], manifest["parts"]["coded"]["recipe"]["damage_tokens"]), (1024, 1024))
         said = fit("--stats", both, two, "--out", folder / "never", status=1)
         self.assertIn("the same data twice", said)
         for file in (both, two):

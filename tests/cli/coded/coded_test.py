@@ -8,8 +8,6 @@ import tempfile
 import unittest
 from pathlib import Path
 
-import numpy
-
 from coded_proof_test import DATA, GOLDEN, MODEL, oscar
 
 SAMPLE = Path(os.environ["OSCAR_PROJECT"]) / "zoo/sample/qwen3-2m/coded"
@@ -39,7 +37,7 @@ class CodedTest(unittest.TestCase):
 
     def test_half_the_bits_of_int4_are_about_as_close(self):
         rotations = self.folder / "set2125"
-        self.fit(rotations, "--bits", "2.125", "--target", "oscar")
+        self.fit(rotations, "--bits", "2.125")
         document, methods = self.methods(rotations, "hadamard_clip,int4")
         self.assertEqual(document["verdict"], "accepted")
         coded, int4 = methods["coded"], methods["int4"]
@@ -50,32 +48,6 @@ class CodedTest(unittest.TestCase):
         self.assertLess(kld["coded"], 0.1 * kld["hadamard_clip"], kld)
         # The verdict is kept in the manifest.
         self.assertIn("accepted", oscar("inspect", rotations))
-
-    def test_auto_takes_it_where_our_own_readers_serve_the_set(self):
-        rotations = self.folder / "auto"
-        plain = ["--model", MODEL, "--tokens", GOLDEN / "tokens_calib.npy", "--max-tokens", "4096", "--seq-len", "1024"]
-        said = oscar("fit", *plain, "--target", "any", "--out", rotations)
-        manifest = json.loads((rotations / "manifest.json").read_text())
-        search = manifest["recipe"]["search"]
-        coded, rival = (candidate["model_kl"] for candidate in search["candidates"])
-        self.assertIn("chose coded: " + search["reason"], said)
-        self.assertEqual((manifest["schema"], manifest["codec"]["bits"]), ("oscar.rotation_set.v2", 2.25))
-        self.assertLess(coded, 0.3 * rival)
-        text = "".join(json.dumps(row) + "\n" for row in numpy.load(GOLDEN / "tokens_calib.npy")[:3, :400].tolist())
-        for options, expected in ((["--no-coded", "--recipe", "auto"], ""), (["--center"], "leaves the coded cache out: --center"),
-                                  (["--layers", "0"], "leaves the coded cache out: --layers")):
-            said = oscar("fit", "--model", MODEL, "--tokens", "-", "--target", "oscar", *options, "--out", rotations, "--force",
-                         stdin=text)
-            self.assertIn(expected, said)
-            self.assertEqual(json.loads((rotations / "manifest.json").read_text())["schema"], "oscar.rotation_set.v1")
-        said = oscar("fit", "--model", MODEL, "--tokens", "-", "--target", "any", "--out", rotations, "--force",
-                     stdin=text.splitlines()[0] + "\n")  # one sequence: nothing to hold out, and a pipe that is read once
-        self.assertIn("leaves the coded cache out: ", said)
-        self.assertIn("recipe oscar instead of auto", said)
-        for options, expected in ((["--recipe", "coded", "--no-coded"], "only recipe auto chooses among kinds of caches"),
-                                  (["--target", "any", "--bits", "9"], "9 bits a value are outside 1.25 to 4"),
-                                  (["--target", "any", "--no-coded", "--bits", "2"], "only recipe coded spends bits")):
-            self.assertIn(expected, oscar("fit", *plain, *options, "--out", rotations, "--force", status=2))
 
     def test_fewer_bits_are_about_as_close_as_int3(self):
         rotations = self.folder / "set15"
@@ -88,7 +60,7 @@ class CodedTest(unittest.TestCase):
         for scope in ("layer", "head"):
             rotations = self.folder / f"set-{scope}"
             self.fit(rotations, "--bits", "2.125", "--scope", scope)
-            layers = json.loads((rotations / "manifest.json").read_text())["layers"]
+            layers = json.loads((rotations / "manifest.json").read_text())["parts"]["coded"]["layers"]
             for layer in layers:
                 self.assertEqual((layer["key"]["bits"] + layer["value"]["bits"]) / 2, 2.125, scope)
             if scope == "head":
@@ -119,14 +91,14 @@ class CodedTest(unittest.TestCase):
                 (["--bits", "0.5"], "0.5 bits a value are outside 1.25 to 4"),
                 (["--bits", "9"], "9 bits a value are outside"),
                 (["--scope", "rack"], "model, layer or head"),
-                (["--target", "sglang-v1"], "a cache of its own"),
+                (["--for", "sglang-v1"], "sglang-v1 cannot read the coded cache"),
                 (["--context", "-1"], "--context"), (["--context", "4096"], "the model reads 2048 tokens at most"),
-                (["--clip", "off"], "recipe coded does not have this option")):
+                (["--clip", "off"], "recipe coded for these readers does not have this option")):
             self.assertIn(words, self.fit(out, *options, status=2))
             self.assertFalse(out.exists())
-        self.assertIn("from the positions where they are",
+        self.assertIn("a dump's keys are taken at the positions where they are",
                       oscar("fit", "--recipe", "coded", "--dump", DATA, "--context", "99", "--out", out, status=2))
-        self.assertIn("only recipe coded spends bits",
+        self.assertIn("only the coded cache spends bits",
                       oscar("fit", "--recipe", "oscar", "--bits", "2", "--model", MODEL, "--out", out, status=2))
         self.assertIn("what errors cost", oscar("fit", "--recipe", "coded", "--model", MODEL, *TEXTS[:-1], "340", "--out", out,
                                                 status=1))

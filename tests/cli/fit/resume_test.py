@@ -33,12 +33,12 @@ class ResumeTest(unittest.TestCase):
 
     def bytes_of(self, name):
         path = self.folder / name
-        return path.read_bytes() if path.is_file() else {each.name: each.read_bytes() for each in path.iterdir()}
+        return path.read_bytes() if path.is_file() else {each.relative_to(path): each.read_bytes() for each in path.rglob("*") if each.is_file()}
 
     def test_a_set_and_statistics_go_on_after_a_layer_that_could_not_be_read(self):
         for what in ("--out", "--save-stats"):
             with self.subTest(what):
-                fit = ["fit", "--dump", "dump", "--recipe", "oscar", what]
+                fit = ["fit", "--dump", "dump", what]
                 mend = self.spoil(3)
                 self.oscar(*fit, "going", "--resume", status=1, says="layer_3")
                 self.assertEqual({path.stem for path in (self.folder / "going.partial").glob("layer_*")}, {"layer_0", "layer_1", "layer_2"})

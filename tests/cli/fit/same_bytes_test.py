@@ -32,11 +32,11 @@ FITS = {"published clip ratios": "--recipe oscar --clip 0.96,0.92 --max-tokens 6
         "oscar": "--recipe oscar",
         "oscar, plain": "--recipe oscar --composition plain",
         "hadamard": "--recipe hadamard",
-        "stretch": STRETCH + " --target sglang-v3",
-        "stretch, clip ratios by head": STRETCH + " --target any --clip-granularity head",
+        "stretch": STRETCH,
+        "stretch, clip ratios by head": STRETCH + " --clip-granularity head",
         "coded": "--recipe coded",
         "coded, 1.5 bits by head": "--recipe coded --bits 1.5 --scope head",
-        "auto": "--recipe auto --target sglang-v1"}
+        "auto": "--recipe auto"}
 LIVE = {name: FITS[name] for name in ("oscar", "hadamard", "stretch", "coded")}
 
 
@@ -56,9 +56,12 @@ def hashes(data, options):
     with tempfile.TemporaryDirectory(prefix="oscar-same-") as folder:
         made = Path(folder, "set")
         oscar("fit", "-q", "--device", "cpu", *data, "--out", made, *options.split())
-        files = {path.name: sha256(path) for path in sorted([*made.glob("*.pt"), *made.glob("*.safetensors")])}
-        layers = json.loads((made / "manifest.json").read_text())["layers"]
-        return files | {"layers of the manifest": hashlib.sha256(json.dumps(layers).encode()).hexdigest()}
+        kept, folders = {}, {"coded": made, "rotations": made, "with_means": made / "with_means"}
+        for name, part in json.loads((made / "manifest.json").read_text())["parts"].items():
+            files = folders[name].glob("*.safetensors" if name == "coded" else "*.pt")
+            kept[name] = {path.name: sha256(path) for path in sorted(files)}
+            kept[name]["layers of the manifest"] = hashlib.sha256(json.dumps(part["layers"]).encode()).hexdigest()
+        return kept if options.startswith("--recipe auto") else kept.popitem()[1]
 
 
 def statistics():

@@ -39,7 +39,7 @@ class GgufTest(RemoteCase):
 
     def test_fit_and_verify(self):
         path = self.sample(kind=KIND.Q8_0)
-        files = self.fit("set", "--model", path, "--recipe", "stretch", "--target", "any", *TOKENS)
+        files = self.fit("set", "--model", path, "--recipe", "stretch", *TOKENS)
         identity = json.loads(files["manifest.json"])["model"]
         self.assertEqual((identity["id"], identity["num_layers"], identity["head_dim"]), ("sample", 4, 128))
         verify = ["verify", "-q", "set", *TOKENS, "--compare", "none", "--no-default-limits", "--recent", "64", "--json"]

@@ -68,7 +68,7 @@ with tempfile.TemporaryDirectory() as folder:
     for kind in "qkv":
         (Path(folder) / f"dump/layer_0/{kind}").mkdir(parents=True)
         torch.save(torch.randn(600, 1, 4, generator=random), Path(folder) / f"dump/layer_0/{kind}/1.pt")
-    for name, options in (("rotation", ("--recipe", "oscar")), ("stretch", ("--recipe", "stretch", "--target", "any", "--center"))):
+    for name, options in (("rotation", ("--recipe", "oscar")), ("stretch", ("--recipe", "stretch", "--center"))):
         subprocess.run([sample.parent / "build/oscar", "fit", "-q", "--dump", "dump", *options, "--out", name], cwd=folder, check=True)
         manifest = (Path(folder) / name / "manifest.json").read_bytes()
         place("set", name).write_bytes(struct.pack("<I", len(manifest)) + manifest + (Path(folder) / name / "rotations.h5").read_bytes())

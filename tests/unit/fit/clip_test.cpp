@@ -4,9 +4,10 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cstring>
 
-#include "fit/fit.hpp"
 #include "support/backend.hpp"
+#include "support/fit_source.hpp"
 #include "support/support.hpp"
 #include "support/synthetic.hpp"
 
@@ -105,12 +106,11 @@ TEST_CASE("ratios per head are fitted where they are asked for, the layer's besi
   const auto backend = test::make_test_backend();
   Status status;
   FitOptions options;
-  options.windows = kWindows;
-  options.target = "any";
-  const RotationPart layerwise = fit(source, options, *backend, status).set;
+  options.recipe = "oscar", options.windows = kWindows;
+  const RotationPart layerwise = test::fit_rotations_of(source, options, *backend, status);
   CHECK(layerwise.layers[0].key.head_clip_ratios.empty());
   options.clip_granularity = "head,layer";
-  const RotationPart set = fit(source, options, *backend, status).set;
+  const RotationPart set = test::fit_rotations_of(source, options, *backend, status);
   CHECK(set.layers[0].key.clip_ratio == layerwise.layers[0].key.clip_ratio);
   REQUIRE(set.layers[0].key.head_clip_ratios.size() == 2);
   CHECK(set.layers[0].value.head_clip_ratios.empty());
@@ -122,18 +122,38 @@ TEST_CASE("ratios per head are fitted where they are asked for, the layer's besi
   CHECK(set.recipe["clip_granularity"] == "head,layer");
 }
 
-TEST_CASE("ratios per head are refused where nothing is fitted, or the target has none") {
-  const auto with = [](const char* target, const char* granularity, const char* clip, const char* codec) {
+TEST_CASE("ratios per head are refused where nothing is fitted, or a named reader has none") {
+  const auto with = [](const char* reader, const char* granularity, const char* clip) {
     FitOptions options;
-    options.target = target, options.clip_granularity = granularity, options.clip = clip, options.codec = codec;
+    options.recipe = "oscar", options.readers = {reader};
+    options.clip_granularity = granularity, options.clip = clip;
     return options;
   };
-  CHECK_ERROR(resolve_recipe(with("any", "head", "0.9,0.9", "minmax")), UsageError, "no clip ratios to fit");
-  CHECK_ERROR(resolve_recipe(with("any", "row", "auto", "minmax")), UsageError, "--clip-granularity");
-  CHECK_ERROR(resolve_recipe(with("sglang-v1", "head,layer", "auto", "minmax")), UsageError,
-              "--target sglang-v3 or --target any");
-  CHECK_ERROR(resolve_recipe(with("sglang-v3", "head", "auto", "minmax")), UsageError, "value clip ratios per head");
-  CHECK(resolve_recipe(with("sglang-v3", "head,layer", "auto", "minmax")).key_clip_per_head);
+  CHECK_ERROR(plan_parts(with("vllm", "head", "0.9,0.9")), UsageError, "no clip ratios to fit");
+  CHECK_ERROR(plan_parts(with("vllm", "row", "auto")), UsageError, "--clip-granularity");
+  CHECK_ERROR(plan_parts(with("sglang-v1", "head,layer", "auto")), UsageError, "--for vllm, transformers, sglang");
+  CHECK_ERROR(plan_parts(with("sglang", "head", "auto")), UsageError, "sglang cannot read value clip ratios per head");
+  CHECK(plan_parts(with("sglang", "head,layer", "auto")).rotations.at(kRotationsName).key_clip_per_head);
+}
+
+TEST_CASE("a joined sample has sequences of all parts in turns, and keeps to the limits of one") {
+  const SampleOptions options{.sample_tokens = 500, .max_sequence_tokens = 300, .query_rows = 80};
+  std::vector<std::vector<SampledSequence>> parts;
+  for (const std::uint64_t seed : {1U, 2U, 3U}) {
+    const auto chunks = test::synthetic_layer({.tokens = 280, .seed = seed});
+    test::MemoryStream layer(chunks);
+    parts.push_back(sample_layer(layer, kWindows, options));
+  }
+  const auto second = parts[1];
+  const auto joined = join_samples(parts, options);
+  REQUIRE(joined.size() == 2);
+  CHECK(joined[1].k.data == second[0].k.data);
+  // 20 queries of a part, half as many of each of two.
+  REQUIRE(second[0].query_positions.size() == 20);
+  CHECK(joined[1].q.shape == std::vector<std::int64_t>{10, 4, 16});
+  CHECK(joined[1].query_positions[3] == second[0].query_positions[7]);
+  CHECK(std::memcmp(joined[1].q.data.data() + 3 * 4 * 16 * 2, second[0].q.data.data() + 7 * 4 * 16 * 2, 4 * 16 * 2) ==
+        0);
 }
 
 TEST_CASE("a fit without sequences longer than the windows takes the published constants and says so") {
@@ -141,9 +161,9 @@ TEST_CASE("a fit without sequences longer than the windows takes the published c
   const auto backend = test::make_test_backend();
   Warnings warnings;
   FitOptions options;
-  options.windows = kWindows;
+  options.recipe = "oscar", options.windows = kWindows;
 
-  const RotationPart set = fit(source, options, *backend, warnings).set;
+  const RotationPart set = test::fit_rotations_of(source, options, *backend, warnings);
 
   CHECK(set.layers[0].key.clip_ratio == 0.96);
   CHECK(set.layers[0].value.clip_ratio == 0.92);
@@ -156,13 +176,13 @@ TEST_CASE("fixed ratios and off are taken as given") {
   const auto backend = test::make_test_backend();
   Status status;
   FitOptions options;
-  options.clip = "0.97,0.5";
-  const RotationPart set = fit(source, options, *backend, status).set;
+  options.recipe = "oscar", options.clip = "0.97,0.5";
+  const RotationPart set = test::fit_rotations_of(source, options, *backend, status);
   CHECK(set.layers[0].key.clip_ratio == 0.97);
   CHECK(set.layers[0].value.clip_ratio == 0.5);
   CHECK(set.value_clip_scalar == 0.5);
   options.clip = "off";
-  CHECK(fit(source, options, *backend, status).set.layers[0].key.clip_ratio == 0);
+  CHECK(test::fit_rotations_of(source, options, *backend, status).layers[0].key.clip_ratio == 0);
 }
 
 }  // namespace oscar

@@ -6,7 +6,8 @@
 
 #include <cmath>
 
-#include "fit/coded_data.hpp"
+#include "fit/fit.hpp"
+#include "fit/take.hpp"
 #include "support/backend.hpp"
 #include "support/memory_source.hpp"
 #include "support/support.hpp"
@@ -36,19 +37,19 @@ test::MemorySource coded_source(const std::vector<int>& layers, int dim = kDim) 
   return test::MemorySource(std::move(chunks));
 }
 
-CodedData coded_data(const CodedOptions& options, const MeasureDamage& measure, test::MemorySource source,
-                     const ErrorCosts& costs = {}) {
-  const auto backend = test::make_test_backend();
+Statistics taken_of(const TakeOptions& options, const MeasureDamage& measure, test::MemorySource source,
+                    const ErrorCosts& costs = {}) {
   Status status;
-  return take_coded_data(source, options, costs, measure, nullptr, *backend, status);
+  return take(source, options, costs, measure, nullptr, *test::make_test_backend(), status);
 }
 
-CodedPart fit_coded_set(const CodedOptions& options, const MeasureDamage& measure,
-                       CodedScope scope = CodedScope::kModel) {
-  return fit_coded(coded_data(options, measure, coded_source({0, 3})), 3, scope, *test::make_test_backend());
+CodedPart fit_coded_part(const TakeOptions& options, const MeasureDamage& measure,
+                         CodedScope scope = CodedScope::kModel) {
+  return fit_coded(taken_of(options, measure, coded_source({0, 3})), 3, scope, *test::make_test_backend());
 }
 
-const CodedOptions kCodedOptions{.windows = {4, 16}, .sample_rows = 200};
+const TakeOptions kTakeOptions{
+    .moments = {Moment::kFisher, Moment::kQqt, Moment::kVtv}, .windows = {4, 16}, .coded = true, .sample_rows = 200};
 
 ErrorCost cost_of(double size) {
   ErrorCost cost{MatrixStack(2, kDim), MatrixStack(2, kDim)};
@@ -61,18 +62,30 @@ ErrorCost cost_of(double size) {
 }
 
 /// Of one layer; cost: what an error costs the model, 0: nobody asked.
-CodedData coded_part(const std::vector<test::MemoryChunk>& sequences, const std::string& hash, double cost,
-                     double damage = 0.1) {
-  CodedOptions options = kCodedOptions;
+Statistics coded_part(const std::vector<test::MemoryChunk>& sequences, const std::string& hash, double cost,
+                      double damage = 0.1) {
+  TakeOptions options = kTakeOptions;
   options.recipe = {{"plain_part", 0.3}, {"sample_rows", 200}, {"damage", "x"}, {"damage_tokens", 10}};
+  options.moments.insert(Moment::kSst);
   ErrorCosts costs;
   if (cost > 0) costs[2] = cost_of(cost);
   const auto measure = [&](const CodedPart&) { return CodedDamage{damage, 2 * damage}; };
-  CodedData data = coded_data(options, measure, test::MemorySource({{2, sequences}}), costs);
+  Statistics data = taken_of(options, measure, test::MemorySource({{2, sequences}}), costs);
   std::int64_t tokens = 0;
   for (const test::MemoryChunk& chunk : sequences) tokens += chunk.q.shape[0];
   data.data = {{hash, tokens, std::ssize(sequences), {}}};
   return data;
+}
+
+/// Through files.
+Statistics merged(const std::vector<Statistics>& parts) {
+  const test::TemporaryFolder folder;
+  std::vector<std::filesystem::path> paths;
+  for (const Statistics& part : parts) {
+    paths.push_back(folder / std::to_string(paths.size()));
+    write_statistics(paths.back(), part);
+  }
+  return read_statistics(paths);
 }
 
 void check_close(const std::vector<double>& one, const std::vector<double>& other) {
@@ -89,7 +102,7 @@ const std::string kFirst(64, 'a'), kSecond(64, 'b'), kAll(64, 'c');
 }  // namespace
 
 TEST_CASE("a fit meets its budget, and what it writes can be read back") {
-  const CodedPart set = fit_coded_set(kCodedOptions, {});
+  const CodedPart set = fit_coded_part(kTakeOptions, {});
   REQUIRE(set.layers.size() == 2);
   CHECK(set.layers[1].layer_id == 3);
   CHECK(bits_of(set) <= 3);
@@ -121,7 +134,7 @@ TEST_CASE("bits go where errors cost the model") {
     for (const CodedSide* side : {&layer.key, &layer.value}) trial_bits.push_back(bits_of(*side));
     return layer.layer_id == 0 ? CodedDamage{0.001, 0.001} : CodedDamage{0.1, 0.001};
   };
-  const CodedPart set = fit_coded_set(kCodedOptions, measure);
+  const CodedPart set = fit_coded_part(kTakeOptions, measure);
   // Damage is measured with two bits of code for every side, and a byte for each of two scales.
   for (const double bits : trial_bits) CHECK(bits == 3);
   CHECK(bits_of(set.layers[1].key) > bits_of(set.layers[1].value) + 0.9);
@@ -131,7 +144,7 @@ TEST_CASE("bits go where errors cost the model") {
   CHECK(set.layers[1].key.damage > 0.001);
   CHECK(bits_of(set) <= 3);
   // Layers that share a budget of their own do not give theirs away.
-  const CodedPart by_layer = fit_coded_set(kCodedOptions, measure, CodedScope::kLayer);
+  const CodedPart by_layer = fit_coded_part(kTakeOptions, measure, CodedScope::kLayer);
   for (const CodedLayer& layer : by_layer.layers) CHECK((bits_of(layer.key) + bits_of(layer.value)) / 2 == 3);
 }
 
@@ -139,42 +152,42 @@ TEST_CASE("damage that is no number is refused by its layer") {
   const auto measure = [](const CodedPart& trial) {
     return CodedDamage{0.1, trial.layers.front().layer_id == 3 ? NAN : 0.1};
   };
-  CHECK_ERROR((void)fit_coded_set(kCodedOptions, measure), NumericalError, "layer 3");
+  CHECK_ERROR((void)fit_coded_part(kTakeOptions, measure), NumericalError, "layer 3");
 }
 
 TEST_CASE("keys of layers that feel shifts are not centred") {
-  CodedOptions options = kCodedOptions;
+  TakeOptions options = kTakeOptions;
   options.uncentred = {3};
-  const CodedPart set = fit_coded_set(options, {});
+  const CodedPart set = fit_coded_part(options, {});
   CHECK(!set.layers[0].key.transform.mean.empty());
   CHECK(set.layers[1].key.transform.mean.empty());
 }
 
 TEST_CASE("data that cannot be coded is refused") {
-  CodedOptions options = kCodedOptions;
+  TakeOptions options = kTakeOptions;
   options.windows = {64, 512};
-  CHECK_ERROR((void)fit_coded_set(options, {}), DataError, "");
-  CHECK_ERROR((void)coded_data(kCodedOptions, {}, coded_source({0}, 12)), DataError,
-              "heads of keys have 12 channels, and the coded cache takes multiples of 8");
-  const CodedData data = coded_data(kCodedOptions, {}, coded_source({0}));
+  CHECK_ERROR((void)fit_coded_part(options, {}), DataError, "");
+  CHECK_ERROR((void)taken_of(kTakeOptions, {}, coded_source({0}, 12)), DataError,
+              "heads of keys have 12 channels in layer 0, and the coded cache takes multiples of 8");
+  const Statistics data = taken_of(kTakeOptions, {}, coded_source({0}));
   CHECK_ERROR((void)fit_coded(data, 0.5, CodedScope::kModel, *test::make_test_backend()), UsageError,
               "the scales of a row take 1");
 }
 
 TEST_CASE("sums of parts are those of the whole, and parts count by their tokens") {
   const test::MemoryChunk a = coded_sequence(400, 1), b = coded_sequence(800, 9);
-  const CodedData whole = coded_part({a, b}, kAll, 1);
+  const Statistics whole = coded_part({a, b}, kAll, 1);
   // Whichever comes first.
-  const CodedData sum = merge_coded_data({{"b", coded_part({b}, kSecond, 4)}, {"a", coded_part({a}, kFirst, 1)}});
+  const Statistics sum = merged({coded_part({b}, kSecond, 4), coded_part({a}, kFirst, 1)});
   REQUIRE(sum.data.size() == 2);
   CHECK(sum.data[0].data_sha256 == kFirst);
   CHECK(sum.recipe["damage_tokens"] == 20);
-  const CodedLayerData &one = sum.layers.front(), &other = whole.layers.front();
+  const LayerStatistics &one = sum.layers.front(), &other = whole.layers.front();
   for (const Moment name : {Moment::kQqt, Moment::kVtv}) {
-    check_close(one.sums.first.sums.at(name).sums.data, other.sums.first.sums.at(name).sums.data);
-    check_close(one.sums.first.sums.at(name).total, other.sums.first.sums.at(name).total);
+    check_close(one.first.sums.at(name).sums.data, other.first.sums.at(name).sums.data);
+    check_close(one.first.sums.at(name).total, other.first.sums.at(name).total);
   }
-  const FisherSums &fisher = *one.sums.first.fisher, &expected = *other.sums.first.fisher;
+  const FisherSums &fisher = *one.first.fisher, &expected = *other.first.fisher;
   check_close(fisher.key.data, expected.key.data), check_close(fisher.query.data, expected.query.data);
   check_close(fisher.value.data, expected.value.data), check_close(fisher.key_sum, expected.key_sum);
   CHECK(one.cost->key.data.front() == doctest::Approx((400 * 1 + 800 * 4) / 1200.0));
@@ -199,35 +212,58 @@ TEST_CASE("sums of parts are those of the whole, and parts count by their tokens
 TEST_CASE("a set of the sum of statistics is fitted, and its damage is the mean of the parts'") {
   const test::MemoryChunk a = coded_sequence(400, 1), b = coded_sequence(800, 9);
   const test::TemporaryFolder folder;
-  const CodedData one = coded_part({a}, kFirst, 0, 0.1), two = coded_part({b}, kSecond, 0, 0.4);
-  write_coded_data(folder / "one", one), write_coded_data(folder / "two", two);
-  const CodedData sum = read_coded_data({folder / "two", folder / "one"});
+  write_statistics(folder / "one", coded_part({a}, kFirst, 0, 0.1));
+  write_statistics(folder / "two", coded_part({b}, kSecond, 0, 0.4));
+  const Statistics sum = read_statistics({folder / "two", folder / "one"});
   CHECK(sum.layers.front().damage->key == doctest::Approx(0.3));
   CHECK(sum.layers.front().damage->value == doctest::Approx(0.6));
   const CodedPart set = fit_coded(sum, 3, CodedScope::kModel, *test::make_test_backend());
   CHECK(set.calibration.tokens == 1200);
   // A sum can be added to further parts.
-  write_coded_data(folder / "sum", sum);
-  write_coded_data(folder / "three", coded_part({coded_sequence(100, 30)}, kAll, 0));
-  const CodedData all = read_coded_data({folder / "three", folder / "sum"});
+  write_statistics(folder / "sum", sum);
+  write_statistics(folder / "three", coded_part({coded_sequence(100, 30)}, kAll, 0));
+  const Statistics all = read_statistics({folder / "three", folder / "sum"});
   CHECK(all.data.size() == 3);
-  CHECK(all.layers.front().sums.first.sums.at(Moment::kVtv).total.front() == 1300);
-  CHECK_ERROR((void)read_coded_data({folder / "sum", folder / "one"}), DataError, "the same data twice");
+  CHECK(all.layers.front().first.sums.at(Moment::kVtv).total.front() == 1300);
+  CHECK_ERROR((void)read_statistics({folder / "sum", folder / "one"}), DataError, "the same data twice");
+}
+
+TEST_CASE("value moments by attention scores of parts are those of their rows, by the query moments of all") {
+  // So few tokens that every row is kept.
+  const test::MemoryChunk a = coded_sequence(120, 1), b = coded_sequence(70, 9);
+  const Statistics whole = coded_part({a, b}, kAll, 1);
+  const Statistics sum = merged({coded_part({a}, kFirst, 1), coded_part({b}, kSecond, 1)});
+  REQUIRE(whole.layers.front().sst);
+  CHECK_FALSE(sum.layers.front().sst);
+  FitOptions options{.recipe = "oscar", .clip = "off", .windows = {4, 16}};
+  Status status;
+  const auto backend = test::make_test_backend();
+  const SideTransform one = fit(sum, options, *backend, status).rotations.at(kRotationsName).layers[0].value;
+  const SideTransform other = fit(whole, options, *backend, status).rotations.at(kRotationsName).layers[0].value;
+  REQUIRE(one.covariance.data.size() == other.covariance.data.size());
+  for (std::size_t i = 0; i < one.covariance.data.size(); ++i) {
+    CHECK(one.covariance.data[i] == doctest::Approx(other.covariance.data[i]).epsilon(1e-5));
+  }
 }
 
 TEST_CASE("statistics that do not belong together are refused by what differs") {
   const test::MemoryChunk a = coded_sequence(100, 1);
   const auto refused = [&](const char* words, const auto& change) {
-    CodedData one = coded_part({a}, kFirst, 1), two = coded_part({a}, kSecond, 1);
+    Statistics one = coded_part({a}, kFirst, 1), two = coded_part({a}, kSecond, 1);
     change(two);
-    CHECK_ERROR((void)merge_coded_data({{"one", one}, {"two", two}}), DataError, words);
+    CHECK_ERROR((void)merged({one, two}), DataError, words);
   };
-  refused("different models", [](CodedData& data) { data.model.id = "other"; });
-  refused("different windows", [](CodedData& data) { data.windows.sink = 5; });
-  refused("in other ways: plain_part differ", [](CodedData& data) { data.recipe["plain_part"] = 0.1; });
-  refused("different layers", [](CodedData& data) { data.layers.front().sums.layer_id = 7; });
-  refused("different layers", [](CodedData& data) { data.layers.front().cost.reset(); });
-  refused("different layers", [](CodedData& data) { data.layers.front().centred = false; });
+  refused("different models", [](Statistics& data) { data.model.id = "other"; });
+  refused("different windows", [](Statistics& data) { data.windows.sink = 5; });
+  refused("in other ways: plain_part differ", [](Statistics& data) { data.recipe["plain_part"] = 0.1; });
+  refused("other samples for clip ratios", [](Statistics& data) { data.clip = SampleOptions{}; });
+  refused("elsewhere of fisher fisher.value qqt vtv cost rows",
+          [](Statistics& data) { data.layers.front().cost.reset(); });
+  refused("rows uncentred", [](Statistics& data) { data.layers.front().centred = false; });
+  refused("\"layer_2.key.rows\" is not finite", [](Statistics& data) { data.layers.front().key_rows[1][3] = NAN; });
+  refused("another number of rows", [](Statistics& data) {
+    for (auto& head : data.layers.front().value_rows) head.resize(head.size() - kDim);
+  });
 }
 
 }  // namespace oscar

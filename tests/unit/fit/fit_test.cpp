@@ -8,8 +8,9 @@
 
 #include "base/files.hpp"
 #include "base/threads.hpp"
-#include "set/formats.hpp"
+#include "set/set_folder.hpp"
 #include "support/backend.hpp"
+#include "support/fit_source.hpp"
 #include "support/support.hpp"
 #include "support/synthetic.hpp"
 
@@ -20,7 +21,7 @@ RotationPart fit_layers(const test::SyntheticLayer& layer, const FitOptions& opt
   test::MemorySource source({{3, test::synthetic_layer(layer)}, {7, test::synthetic_layer(layer)}});
   const auto backend = test::make_test_backend();
   Status status;
-  return fit(source, options, *backend, status).set;
+  return test::fit_rotations_of(source, options, *backend, status);
 }
 
 double orthogonality_error(const MatrixStack& stack, int head) {
@@ -38,7 +39,7 @@ double orthogonality_error(const MatrixStack& stack, int head) {
 
 FitOptions without_clip() {
   FitOptions options;
-  options.clip = "off";
+  options.recipe = "oscar", options.clip = "off";
   return options;
 }
 
@@ -76,11 +77,11 @@ TEST_CASE("every recipe gives orthogonal float32 matrices, for any head dimensio
   }
 }
 
-TEST_CASE("per-head rotations need a target that can serve them") {
+TEST_CASE("per-head rotations need a reader that can read them") {
   FitOptions options = without_clip();
-  options.granularity = "head";
-  CHECK_ERROR(fit_layers({}, options), UsageError, "use --target sglang-v3 or --target any");
-  options.target = "any";
+  options.granularity = "head", options.readers = {"llamacpp"};
+  CHECK_ERROR(fit_layers({}, options), UsageError, "readers that can: --for vllm, transformers, sglang");
+  options.readers.clear();
   const RotationPart set = fit_layers({}, options);
   CHECK(set.layers[0].key.rotation.count == 2);
   CHECK(set.layers[0].key.eigenvalues.size() == 32);
@@ -99,9 +100,14 @@ TEST_CASE("the written set has the same bytes whatever the thread count") {
   const test::TemporaryFolder folder;
   FitOptions options;
   options.windows = {16, 32};
+  const auto all_parts = [&] {
+    test::MemorySource source({{3, test::synthetic_layer({})}, {7, test::synthetic_layer({})}});
+    Status status;
+    return test::fit_source(source, options, *test::make_test_backend(), status);
+  };
   const auto write = [&](const char* name, int threads) {
     set_num_threads(threads);
-    write_rotation_set(folder / name, fit_layers({}, options), {}, false);
+    write_set(folder / name, all_parts(), {}, false);
     set_num_threads(0);
   };
   write("one", 1);
@@ -114,16 +120,139 @@ TEST_CASE("the written set has the same bytes whatever the thread count") {
 TEST_CASE("options that do not exist or do not fit are usage errors before any work") {
   const auto with = [](auto change) {
     FitOptions options;
+    options.recipe = "oscar";
     change(options);
     return [options] { return fit_layers({}, options); };
   };
   CHECK_ERROR(with([](FitOptions& o) { o.recipe = "magic"; })(), UsageError, "oscar, stretch, coded, hadamard");
   CHECK_ERROR(with([](FitOptions& o) { o.key_objective = "sst"; })(), UsageError, "qqt");
   CHECK_ERROR(with([](FitOptions& o) { o.composition = "hr"; })(), UsageError, "r_h_pbr");
-  CHECK_ERROR(with([](FitOptions& o) { o.target = "vllm"; })(), UsageError, "sglang-v1, sglang-v3, llamacpp, any");
+  CHECK_ERROR(with([](FitOptions& o) { o.readers = {"ollama"}; })(), UsageError, "OSCAR's llama.cpp is llamacpp");
   for (const char* clip : {"1.2,0.9", "0.9", "a,b", "0.9,", "0.9,0.9,0.9", "-1,0.5", ""}) {
     CHECK_ERROR(with([&](FitOptions& o) { o.clip = clip; })(), UsageError, "--clip");
   }
+}
+
+TEST_CASE("recipe auto gives each reader the part that it reads best, and only what is asked for") {
+  const auto parts_for = [](std::vector<std::string> readers, bool codable = true) {
+    FitOptions options;
+    options.readers = std::move(readers);
+    const FitPlan plan = plan_parts(options, codable);
+    std::string names = plan.coded ? "coded" : "";
+    for (const auto& [name, recipe] : plan.rotations) {
+      names += (names.empty() ? "" : " ") + name + "=" + recipe.key_name() + (recipe.center ? "," : "") +
+               (recipe.key_per_head ? "h" : "");
+    }
+    return names;
+  };
+  CHECK(parts_for({}) == "coded rotations=qqt_r_h_pbr with_means=stretch_fisher_r_h_pbr,h");
+  CHECK(parts_for({"transformers"}) == "coded");
+  CHECK(parts_for({"llamacpp", "sglang-v1"}) == "rotations=qqt_r_h_pbr");
+  CHECK(parts_for({"sglang"}) == "with_means=stretch_fisher_r_h_pbr,h");
+  // Whose heads the coded cache cannot take, vLLM reads rotations.
+  CHECK(parts_for({"vllm"}, false) == "with_means=stretch_fisher_r_h_pbr,h");
+}
+
+TEST_CASE("options belong to recipes and parts, and are told where there are none") {
+  const auto refused = [](const char* words, const auto& change) {
+    FitOptions options;
+    change(options);
+    CHECK_ERROR((void)plan_parts(options), UsageError, words);
+  };
+  refused("give --recipe oscar or --recipe stretch", [](FitOptions& o) { o.center = true; });
+  refused("give --recipe stretch", [](FitOptions& o) { o.recipe = "oscar", o.stretch_power = 0.5; });
+  refused("--key-objective", [](FitOptions& o) { o.recipe = "hadamard", o.key_objective = "fisher"; });
+  refused("only the coded cache spends bits", [](FitOptions& o) { o.readers = {"sglang"}, o.bits = 3; });
+  refused("outside 1.25 to 4", [](FitOptions& o) { o.bits = 5; });
+  refused("model, layer or head", [](FitOptions& o) { o.scope = "rack"; });
+  refused("only rotations have it", [](FitOptions& o) { o.recipe = "coded", o.clip = "off"; });
+  refused("sglang cannot read the coded cache", [](FitOptions& o) { o.recipe = "coded", o.readers = {"sglang"}; });
+  refused("llamacpp cannot read codec lloyd-max",
+          [](FitOptions& o) { o.readers = {"llamacpp"}, o.codec = "lloyd-max"; });
+  // Where nobody is named, one reader is enough.
+  FitOptions options;
+  options.codec = "lloyd-max";
+  CHECK(plan_parts(options).rotations.size() == 2);
+}
+
+TEST_CASE("one walk makes the parts that fits of their own make, with one model, data and windows") {
+  test::MemorySource source({{3, test::synthetic_layer({})}, {7, test::synthetic_layer({.seed = 2})}});
+  const auto backend = test::make_test_backend();
+  Status status;
+  FitOptions options;
+  options.windows = {16, 32};
+  const Set all = test::fit_source(source, options, *backend, status);
+  REQUIRE(all.coded);
+  REQUIRE(all.rotations.size() == 2);
+  CHECK(parts_of_readers(all).at("vllm") == kCodedName);
+  CHECK(parts_of_readers(all).at("sglang") == kWithMeansName);
+  CHECK(parts_of_readers(all).at("llamacpp") == kRotationsName);
+  options.recipe = "oscar";
+  const RotationPart alone = test::fit_rotations_of(source, options, *backend, status);
+  options.recipe = "stretch", options.key_objective = "fisher", options.center = true;
+  const Set stretched = test::fit_source(source, options, *backend, status);
+  const auto same = [](const RotationPart& one, const RotationPart& other) {
+    for (std::size_t i = 0; i < 2; ++i) {
+      CHECK(one.layers[i].key.rotation.data == other.layers[i].key.rotation.data);
+      CHECK(one.layers[i].key.mean == other.layers[i].key.mean);
+      CHECK(one.layers[i].value.rotation.data == other.layers[i].value.rotation.data);
+      CHECK(one.layers[i].value.clip_ratio == other.layers[i].value.clip_ratio);
+    }
+  };
+  same(all.rotations.at(kRotationsName), alone);
+  same(all.rotations.at(kWithMeansName), stretched.rotations.at(kWithMeansName));
+  options = {.recipe = "coded", .windows = {16, 32}};
+  const Set coded = test::fit_source(source, options, *backend, status);
+  CHECK(coded.coded->layers[1].key.transform.rotation.data == all.coded->layers[1].key.transform.rotation.data);
+  CHECK(coded.rotations.empty());
+}
+
+TEST_CASE("where the mean key has most of the energy, readers without means are told, and the set says how much") {
+  struct Notices : Status {
+    std::string text;
+    void notice(const std::string& line) override { text += line + "\n"; }
+  };
+  const auto fit_with_offset = [](float offset, Notices& notices) {
+    std::map<int, std::vector<test::MemoryChunk>> layers;
+    for (const int id : {3, 7}) {
+      layers[id] = test::synthetic_layer({.seed = static_cast<std::uint64_t>(id)});
+      layers[id][0].k = convert(layers[id][0].k, DType::kF32);
+      for (float& value : layers[id][0].k.values<float>()) value += id == 7 ? offset : 0;
+    }
+    test::MemorySource source(std::move(layers));
+    FitOptions options;
+    options.readers = {"sglang-v1", "llamacpp"}, options.windows = {16, 32};
+    return test::fit_rotations_of(source, options, *test::make_test_backend(), notices);
+  };
+  Notices high, low;
+  const RotationPart part = fit_with_offset(2, high);
+  CHECK(part.recipe["mean_key"]["layer_id"] == 7);
+  CHECK(part.recipe["mean_key"]["share_of_energy"] > 0.9);
+  CHECK(high.text.find("sglang-v1 and llamacpp read rotations without means, and in layer 7 the mean key has 9") !=
+        std::string::npos);
+  CHECK(fit_with_offset(0, low).recipe["mean_key"]["share_of_energy"] < 0.1);
+  CHECK(low.text.find("mean key") == std::string::npos);
+}
+
+TEST_CASE("heads that the coded cache does not take get rotations, with one line, and are refused where it is named") {
+  struct Notices : Status {
+    std::string text;
+    void notice(const std::string& line) override { text += line + "\n"; }
+  } notices;
+  test::MemorySource source({{3, test::synthetic_layer({.head_dim = 12})}});
+  const auto backend = test::make_test_backend();
+  FitOptions options;
+  options.windows = {16, 32};
+  const FitData data{.source = source, .uncodable = why_not_coded(source)};
+  CHECK(data.uncodable == "heads of keys have 12 channels in layer 3, and the coded cache takes multiples of 8");
+  const Statistics taken = take(data, options, {}, *backend, notices);
+  const Set set = fit(taken, options, *backend, notices);
+  CHECK_FALSE(set.coded);
+  CHECK(parts_of_readers(set).at("vllm") == kWithMeansName);
+  CHECK(notices.text.find("vllm and transformers read rotations: heads of keys") != std::string::npos);
+  options.recipe = "coded";
+  CHECK_ERROR((void)take(data, options, {}, *backend, notices), DataError, "multiples of 8");
+  CHECK_ERROR((void)fit(taken, options, *backend, notices), DataError, "multiples of 8");
 }
 
 }  // namespace oscar

@@ -4,8 +4,8 @@
 
 #include <cmath>
 
-#include "fit/fit.hpp"
 #include "support/backend.hpp"
+#include "support/fit_source.hpp"
 #include "support/support.hpp"
 #include "support/synthetic.hpp"
 
@@ -30,9 +30,9 @@ RotationPart stretched(double overlap, Status& status) {
   fill(layer[0].q, overlap, std::sqrt(1 - overlap * overlap));
   test::MemorySource source({{3, std::move(layer)}});
   FitOptions options;
-  options.recipe = "stretch", options.target = "any", options.stretch_lambda = 1e-4;
+  options.recipe = "stretch", options.stretch_lambda = 1e-4;
   const auto backend = test::make_test_backend();
-  return fit(source, options, *backend, status).set;
+  return test::fit_rotations_of(source, options, *backend, status);
 }
 
 /// A source of which only the numbers are asked for.
@@ -57,7 +57,7 @@ std::string said_of(std::int64_t tokens, const std::string& granularity, const s
   FitOptions options;
   options.granularity = granularity;
   options.recipe = recipe;
-  return too_few_tokens(Numbers(tokens), options).value_or("");
+  return too_few_tokens(Numbers(tokens), plan_parts(options)).value_or("");
 }
 
 }  // namespace
@@ -68,7 +68,7 @@ TEST_CASE("too few tokens are told with the number that would do, by layer and b
   CHECK(said_of(256, "layer").empty());
   CHECK(said_of(256, "head,layer").find("of a head with 64 channels: 1024 or more") != std::string::npos);
   CHECK(said_of(1024, "head,layer").empty());
-  CHECK(said_of(10, "layer", "hadamard").empty());
+  CHECK(said_of(10, "", "hadamard").empty());
   CHECK(said_of(0, "layer").empty());
 }
 

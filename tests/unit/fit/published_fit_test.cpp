@@ -8,11 +8,11 @@
 
 #include "base/files.hpp"
 #include "dump/folder_source.hpp"
-#include "fit/fit.hpp"
 #include "method/compose.hpp"
 #include "method/spectrum.hpp"
 #include "set/formats.hpp"
 #include "support/backend.hpp"
+#include "support/fit_source.hpp"
 #include "support/support.hpp"
 
 namespace oscar {
@@ -60,7 +60,7 @@ void check_fit(const fs::path& reference, const Parity& parity) {
   const auto source = open_dump(reference / "dump", {}, status);
   FitOptions options = parity.options;
   options.clip = "off";
-  const RotationPart set = fit(*source, options, *backend, status).set;
+  const RotationPart set = test::fit_rotations_of(*source, options, *backend, status);
   const RotationFile keys = read_rotation_pt(reference / "expected" / ("k_rotation_" + parity.keys + ".pt"));
   const RotationFile values = read_rotation_pt(reference / "expected" / ("v_rotation_" + parity.values + ".pt"));
   CHECK(set.key_objective == keys.objective);

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
-// Layers read by several threads and fitted in batches beside them, as on a GPU.
+// Layers read by several threads, as on a GPU.
 #include "support/side_by_side.hpp"
 
 #include <doctest/doctest.h>
 
 #include <limits>
 
-#include "fit/fit.hpp"
 #include "support/backend.hpp"
+#include "support/fit_source.hpp"
 #include "support/support.hpp"
 #include "support/synthetic.hpp"
 
@@ -24,13 +24,14 @@ test::SideBySide side_by_side() { return {make_cpu_backend(), {.concurrent_layer
 
 }  // namespace
 
-TEST_CASE("layers side by side, in batches, become what they become one by one") {
-  const FitOptions options;
+TEST_CASE("layers side by side become what they become one by one") {
+  FitOptions options;
+  options.recipe = "oscar";
   Status status;
   test::MemorySource source(five_layers()), again(five_layers());
   test::SideBySide backend = side_by_side();
-  const RotationPart expected = fit(source, options, *make_cpu_backend(), status).set;
-  const RotationPart set = fit(again, options, backend, status).set;
+  const RotationPart expected = test::fit_rotations_of(source, options, *make_cpu_backend(), status);
+  const RotationPart set = test::fit_rotations_of(again, options, backend, status);
   CHECK(set.recipe == expected.recipe);
   REQUIRE(set.layers.size() == 5);
   for (std::size_t i = 0; i < 5; ++i) {
@@ -51,16 +52,17 @@ TEST_CASE("what goes wrong in one of several layers comes out") {
     test::MemorySource source(std::move(layers));
     test::SideBySide backend = side_by_side();
     Status status;
-    CHECK_ERROR(fit(source, {}, backend, status), DataError, std::string(name) + " has NaN or Inf");
+    CHECK_ERROR(test::fit_source(source, {.recipe = "oscar"}, backend, status), DataError,
+                std::string(name) + " has NaN or Inf");
   }
 }
 
 TEST_CASE("windows longer than a sequence's usual sample still leave history to fit clip ratios on") {
   FitOptions options;
-  options.windows = {64, 2000};
+  options.recipe = "oscar", options.windows = {64, 2000};
   test::MemorySource source({{0, test::synthetic_layer({.tokens = 2700})}});
   Status status;
-  const RotationPart set = fit(source, options, *make_cpu_backend(), status).set;
+  const RotationPart set = test::fit_rotations_of(source, options, *make_cpu_backend(), status);
   CHECK(set.recipe["clip_sample"].get<std::string>().find("2448 keys in 1 sequence,") == 0);
 }
 

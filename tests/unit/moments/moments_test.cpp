@@ -181,39 +181,6 @@ TEST_CASE("a layer of nothing but zeros is refused by name") {
   CHECK(take(layer, Moment::kKtk, *backend).total == std::vector<double>{2});
 }
 
-TEST_CASE("one walk takes of every part what a walk over that part alone takes") {
-  const auto backend = test::make_test_backend();
-  auto chunks = random_chunks(60, 2, 6, 2, 4);
-  for (test::MemoryChunk& chunk : chunks) chunk.sequences = {{0, 20}, {20, 35}, {35, 60}};
-  const TakesSequence odd = [](std::size_t i) { return i % 2 == 1; }, even = [](std::size_t i) { return i % 2 == 0; };
-  std::vector<test::MemoryChunk> odd_chunks;  // sequences 1, 3 and 5
-  for (const auto& [chunk, begin, end] : {std::tuple(0, 20, 35), std::tuple(1, 0, 20), std::tuple(1, 35, 60)}) {
-    const test::MemoryChunk& from = chunks[static_cast<std::size_t>(chunk)];
-    odd_chunks.push_back(
-        {rows_of(from.q, begin, end), rows_of(from.k, begin, end), rows_of(from.v, begin, end), {{0, end - begin}}});
-  }
-  const SumsWanted wanted{.moments = {Moment::kFisher, Moment::kKeys, Moment::kKtk, Moment::kQqt}, .windows = {2, 3}};
-  test::MemoryStream layer(chunks), alone(odd_chunks);
-  const std::array<TakesSequence, 3> parts{odd, even, TakesSequence()};
-  const std::vector<AdditiveMoments> found = take(layer, parts, wanted, *backend);
-  const AdditiveMoments expected = take(alone, wanted, *backend);
-  REQUIRE(found.size() == 3);
-  for (const auto& [moment, sums] : expected.sums) {
-    CHECK(found[0].sums.at(moment).sums.data == sums.sums.data);
-    CHECK(found[0].sums.at(moment).total == sums.total);
-  }
-  CHECK(found[0].fisher->key.data == expected.fisher->key.data);
-  CHECK(found[0].keys->sums == expected.keys->sums);
-  CHECK(found[0].keys->tokens == 60);
-  CHECK(found[1].keys->tokens == 60);
-  CHECK(found[2].keys->tokens == 120);
-  const MatrixStack queries = expected.sums.at(Moment::kQqt).mean();
-  const std::array<ScoreWeighting, 2> weightings{ScoreWeighting{&queries, odd}, ScoreWeighting{&queries}};
-  const std::vector<MomentSums> sst = take_sst(layer, weightings, *backend);
-  CHECK(sst[0].sums.data == take_sst(alone, queries, *backend).sums.data);
-  CHECK(sst[1].sums.data == take_sst(layer, queries, *backend).sums.data);
-}
-
 TEST_CASE("blocks end with the call in which they are full") {
   const auto chunks = random_chunks(kChunkTokens, 8, 2, 1, 4);
   CHECK(blocks_of(chunks, {}) == std::vector{3, 3, 2});

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: MIT
+#include "fit/partial_folder.hpp"
+
+#include <doctest/doctest.h>
+
+#include "base/atomic_file.hpp"
+#include "base/files.hpp"
+#include "moments/statistics.hpp"
+#include "support/support.hpp"
+
+namespace oscar {
+namespace {
+
+/// Keeps layer 0.
+void keep_one_layer(const PartialFolder& folder) {
+  Statistics statistics{.model = {}, .data = {{std::string(64, 'a'), 2, 1, {}}}, .windows = {}, .layers = {}};
+  LayerStatistics layer{.layer_id = 0, .key_dim = 2, .value_dim = 2, .first_data = {0}};
+  layer.first.sums[Moment::kQqt] = {MatrixStack::identity(2), {2}};
+  statistics.layers = {layer};
+  write_statistics(folder.file_of(0), statistics);
+}
+
+Json with_layers(const std::string& first, const std::string& second) {
+  return {{"model", "m"}, {PartialFolder::kDataOfLayers, {{"0", first}, {"7", second}}}};
+}
+
+}  // namespace
+
+TEST_CASE("of a dump that has changed, layers that are taken already must be the same, others need not") {
+  const test::TemporaryFolder folder;
+  const fs::path own = folder / "s.partial";
+  Status status;
+  const PartialFolder partial(own, with_layers("a", "b"), status);
+  keep_one_layer(partial);  // layer 0
+  CHECK(PartialFolder(own, with_layers("a", "mended"), status).has(0));
+  CHECK_ERROR(PartialFolder(own, with_layers("other", "mended"), status), DataError,
+              "layer 0 is taken already, of other data than the dump has now");
+  Json another = with_layers("a", "b");
+  another["model"] = "n";
+  CHECK_ERROR(PartialFolder(own, another, status), DataError, "is of another: model differ");
+}
+
+TEST_CASE("a kept layer that changed after it was written is made again, and a notice says so") {
+  struct Notices : Status {
+    std::string text;
+    void notice(const std::string& line) override { text += line; }
+  } notices;
+  const test::TemporaryFolder folder;
+  const Json of = with_layers("a", "b");
+  const fs::path own = folder / "s.partial";
+  const PartialFolder partial(own, of, notices);
+  keep_one_layer(partial);
+  CHECK(PartialFolder(own, of, notices).has(0));
+  CHECK(notices.text.empty());
+  std::string content = read_text(partial.file_of(0));
+  content[content.size() - 3] = static_cast<char>(content[content.size() - 3] ^ 4);
+  write_file(partial.file_of(0), content);
+  CHECK_ERROR((void)read_statistics({partial.file_of(0)}), DataError, "changed after it was written");
+  CHECK_FALSE(PartialFolder(own, of, notices).has(0));
+  CHECK(notices.text.find("is made again: tensor ") != std::string::npos);
+}
+
+TEST_CASE("what a folder of kept layers does not hold itself stays when it is done") {
+  const test::TemporaryFolder folder;
+  const fs::path own = folder / "s.partial";
+  Status status;
+  const PartialFolder partial(own, with_layers("a", "b"), status);
+  keep_one_layer(partial);
+  write_file(own / "hidden_2.safetensors", "");
+  write_file(own / ".layer_1.safetensors.part.7", "");
+  write_file(own / "mine.txt", "dear");
+  partial.remove();
+  CHECK(list_files(own) == std::vector<fs::path>{"mine.txt"});
+  fs::remove(own / "mine.txt");
+  partial.remove();
+  CHECK_FALSE(fs::exists(own));
+}
+
+}  // namespace oscar
