@@ -14,6 +14,11 @@
 namespace oscar {
 namespace {
 
+template <class T>
+PtItem item(const char* name, T value) {
+  return {{std::string(name)}, {std::move(value)}};
+}
+
 [[noreturn]] void fail(const std::string& what, const std::string& where) {
   throw DataError(what, where, "check that this is a rotation file; \"oscar inspect\" says what it is");
 }
@@ -86,23 +91,28 @@ void take_clip_ratios(const PtValue& root, RotationFile& file, const std::string
 
 void append_extension(const SideTransform& side, const char* read_name, bool per_head, PtDict& entry) {
   if (side.read_rotation.count > 0) {
-    entry.push_back({{std::string(read_name)}, {side.read_rotation.to_f32(/*squeeze=*/!per_head)}});
+    entry.push_back(item(read_name, side.read_rotation.to_f32(/*squeeze=*/!per_head)));
   }
   if (side.mean.empty()) return;
   const auto dim = static_cast<std::int64_t>(side.rotation.dim);
   const auto heads = static_cast<std::int64_t>(side.mean.size()) / dim;
-  entry.push_back({{std::string("k_mean")}, {Tensor::from({heads, dim}, std::span(side.mean))}});
+  entry.push_back(item("k_mean", Tensor::from({heads, dim}, std::span(side.mean))));
+}
+
+/// Null unless the dict, which may be null, has it with this type.
+template <class T>
+const T* maybe(const PtValue* dict, const char* name) {
+  const PtValue* value = dict == nullptr ? nullptr : dict->find(std::string(name));
+  return value == nullptr ? nullptr : value->get_if<T>();
 }
 
 std::string text_or_empty(const PtValue* dict, const char* name, const std::string& where) {
-  const PtValue* value = dict == nullptr ? nullptr : dict->find(std::string(name));
-  const auto* text = value == nullptr ? nullptr : value->get_if<std::string>();
+  const auto* text = maybe<std::string>(dict, name);
   return text == nullptr ? "" : plain_text(*text, std::string("\"") + name + "\"", where);
 }
 
 std::int64_t number_or_zero(const PtValue* dict, const char* name) {
-  const PtValue* value = dict == nullptr ? nullptr : dict->find(std::string(name));
-  const auto* number = value == nullptr ? nullptr : value->get_if<std::int64_t>();
+  const auto* number = maybe<std::int64_t>(dict, name);
   return number == nullptr ? 0 : *number;
 }
 
@@ -160,13 +170,12 @@ SideTransform repeated(const SideTransform& side, int heads) {
 }
 
 PtDict layer_entry(int id, const SideTransform& side, bool per_head, const char* read_name) {
-  PtDict entry{{{std::string("layer_id")}, {std::int64_t{id}}},
-               {{std::string("rotation")}, {side.rotation.to_f32(/*squeeze=*/!per_head)}}};
+  PtDict entry{item("layer_id", std::int64_t{id}), item("rotation", side.rotation.to_f32(/*squeeze=*/!per_head))};
   if (!side.eigenvalues.empty()) {
     const std::vector<float> eigenvalues(side.eigenvalues.begin(), side.eigenvalues.end());
     std::vector<std::int64_t> shape{side.rotation.dim};
     if (per_head) shape.insert(shape.begin(), side.rotation.count);
-    entry.push_back({{std::string("eigenvalues")}, {Tensor::from(shape, std::span(eigenvalues))}});
+    entry.push_back(item("eigenvalues", Tensor::from(shape, std::span(eigenvalues))));
   }
   append_extension(side, read_name, per_head, entry);
   return entry;
@@ -281,31 +290,28 @@ PtValue side_pt(const RotationPart& set, SideOfLayer side, int asked, const std:
                                key ? "q_rotation" : "o_rotation");
     entries.push_back({{std::int64_t{layer.layer_id}}, {std::move(entry)}});
   }
-  const auto text = [](const char* name, std::string value) { return PtItem{{std::string(name)}, {std::move(value)}}; };
-  const auto number = [](const char* name, std::int64_t value) { return PtItem{{std::string(name)}, {value}}; };
-  PtDict root{number("format_version", version),
-              text("objective", key ? set.key_objective : set.value_objective),
-              text("source_grouping", per_head ? "head" : "layer"),
-              {{std::string("layers")}, {std::move(entries)}}};
+  PtDict root{item<std::int64_t>("format_version", version),
+              item<std::string>("objective", key ? set.key_objective : set.value_objective),
+              item<std::string>("source_grouping", per_head ? "head" : "layer"), item("layers", std::move(entries))};
   if (version < 3) return {std::move(root)};
-  PtDict transform{text("recipe", recipe_of(set.recipe)["name"]),
-                   text("codec", std::string(name_of(set.key_codec.grid))),
-                   number("key_levels", set.key_codec.levels),
-                   number("value_levels", set.value_codec.levels),
-                   number("group_size", set.key_codec.group_size),
-                   text("scale_dtype", std::string(name_of(set.key_codec.scale_dtype)))};
-  PtDict calibration{text("model_path", set.model.id),
-                     text("model_revision", set.model.revision),
-                     text("prompt_sha256", set.calibration.data_sha256),
-                     number("tokens", set.calibration.tokens),
-                     number("global_kv_heads", set.model.num_key_value_heads),
-                     number("global_q_heads", set.model.num_attention_heads)};
+  PtDict transform{item<std::string>("recipe", recipe_of(set.recipe)["name"]),
+                   item<std::string>("codec", std::string(name_of(set.key_codec.grid))),
+                   item<std::int64_t>("key_levels", set.key_codec.levels),
+                   item<std::int64_t>("value_levels", set.value_codec.levels),
+                   item<std::int64_t>("group_size", set.key_codec.group_size),
+                   item<std::string>("scale_dtype", std::string(name_of(set.key_codec.scale_dtype)))};
+  PtDict calibration{item<std::string>("model_path", set.model.id),
+                     item<std::string>("model_revision", set.model.revision),
+                     item<std::string>("prompt_sha256", set.calibration.data_sha256),
+                     item<std::int64_t>("tokens", set.calibration.tokens),
+                     item<std::int64_t>("global_kv_heads", set.model.num_key_value_heads),
+                     item<std::int64_t>("global_q_heads", set.model.num_attention_heads)};
   if (set.has_clip_ratios) {
     calibration.push_back({{std::string("clip_ratio")}, clip_ratios_of(set, side)});
-    calibration.push_back({{std::string("clip_scalar")}, {key ? set.key_clip_scalar : set.value_clip_scalar}});
+    calibration.push_back(item("clip_scalar", key ? set.key_clip_scalar : set.value_clip_scalar));
   }
-  root.push_back({{std::string("transform")}, {std::move(transform)}});
-  root.push_back({{std::string("calibration")}, {std::move(calibration)}});
+  root.push_back(item("transform", std::move(transform)));
+  root.push_back(item("calibration", std::move(calibration)));
   return {std::move(root)};
 }
 
@@ -320,20 +326,19 @@ PtValue key_means_pt(const RotationPart& set) {
         std::max<std::int64_t>(static_cast<std::int64_t>(mean.size()) / dim, set.model.num_key_value_heads);
     while (static_cast<std::int64_t>(mean.size()) < heads * dim) mean.insert(mean.end(), first.begin(), first.end());
     layers.push_back({{std::int64_t{layer.layer_id}},
-                      {PtDict{{{std::string("mu")}, {Tensor::from({heads, dim}, std::span<const float>(mean))}}}}});
+                      {PtDict{item("mu", Tensor::from({heads, dim}, std::span<const float>(mean)))}}});
   }
-  return {PtDict{{{std::string("layers")}, {std::move(layers)}}}};
+  return {PtDict{item("layers", std::move(layers))}};
 }
 
 PtValue latent_pt(const LayerRotation& layer) {
   const SideTransform& latent = layer.key;
   if (latent.read_rotation.count == 0 && latent.mean.empty()) return {latent.rotation.to_f32(true)};
-  PtDict entry{{{std::string("rotation")}, {latent.rotation.to_f32(true)}}};
-  if (latent.read_rotation.count > 0)
-    entry.push_back({{std::string("q_rotation")}, {latent.read_rotation.to_f32(true)}});
+  PtDict entry{item("rotation", latent.rotation.to_f32(true))};
+  if (latent.read_rotation.count > 0) entry.push_back(item("q_rotation", latent.read_rotation.to_f32(true)));
   if (!latent.mean.empty()) {
     const std::vector<float> mean(latent.mean.begin(), latent.mean.end());
-    entry.push_back({{std::string("mean")}, {Tensor::from({static_cast<std::int64_t>(mean.size())}, std::span(mean))}});
+    entry.push_back(item("mean", Tensor::from({static_cast<std::int64_t>(mean.size())}, std::span(mean))));
   }
   return {std::move(entry)};
 }

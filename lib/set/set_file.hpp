@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Rotations in one file, HDF5 or safetensors, as named tensors layers.<id>.{key,value}.{rotation,
-// q_rotation|o_rotation, mean, eigenvalues, covariance, query_covariance}, float32, with '/' or another separator. In a
-// set's folder rotations.h5 stands beside manifest.json, which lists its hash. Where a file stands alone it has a
-// manifest of its own (a dataset "manifest" of bytes, the metadata "manifest"), so that nothing is lost; without one it
-// tells what its attributes tell.
+// q_rotation|o_rotation, mean, eigenvalues, covariance, query_covariance}, float32; of HDF5 in groups,
+// "/layers/<id>/key/mean". In a set's folder rotations.h5 stands beside manifest.json, which lists its hash. A file
+// that stands alone has a manifest of its own (a dataset "manifest" of bytes, the metadata "manifest"), so that nothing
+// is lost.
 #pragma once
 
 #include <filesystem>

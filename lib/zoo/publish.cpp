@@ -39,16 +39,6 @@ std::string utc_now() {
   return text;
 }
 
-SetManifest read_publishable(const PublishOptions& options) {
-  if (!fs::exists(options.set / kManifestName)) {
-    throw DataError("no set with a manifest.json is here", options.set.string(),
-                    "make one of bare files first: oscar convert IN OUT --to set, then oscar verify OUT");
-  }
-  SetManifest manifest = read_set_manifest(options.set);
-  validate_json(manifest.document, kSetSchema, (options.set / kManifestName).string());
-  return manifest;
-}
-
 void require_accepted(const SetManifest& manifest, const PublishOptions& options, Status& status) {
   const Json readers = readers_of(manifest.document);
   if (any_accepted(readers)) return;
@@ -148,7 +138,11 @@ struct Publication {
     if (name.tag.empty()) {
       throw UsageError("a set is published under a tag, not under a hash", "--name", "write ORG/MODEL:TAG");
     }
-    manifest = read_publishable(options);
+    if (!fs::exists(options.set / kManifestName)) {
+      throw DataError("no set with a manifest.json is here", options.set.string(),
+                      "make one of bare files first: oscar convert IN OUT --to set, then oscar verify OUT");
+    }
+    manifest = read_set_manifest(options.set);
     examine(options.set);
   }
 

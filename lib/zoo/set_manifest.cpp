@@ -11,50 +11,30 @@
 #include "remote/transport.hpp"
 #include "set/set.hpp"
 #include "set/verdict.hpp"
-#include "zoo/name.hpp"
 
 namespace oscar {
 namespace {
 
-constexpr std::string_view kSchemaFamily = "oscar.set.";
 constexpr char kPublishAgain[] = "write the set with oscar fit and publish it again";
 
-bool has_control_characters(const std::string& text) {
-  return std::any_of(text.begin(), text.end(),
-                     [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; });
-}
-
-FileDigest file_from_json(const Json& json, const std::string& where) {
-  const auto refuse = [&](const std::string& what) -> FileDigest { throw DataError(what, where, kPublishAgain); };
-  if (!json.is_object()) return refuse("an entry of the file list is not an object");
-  const Json path = json.value("path", Json()), hash = json.value("sha256", Json()), size = json.value("size", Json());
-  if (!path.is_string() || !hash.is_string() || !is_sha256(hash.get<std::string>()) || !size.is_number_unsigned()) {
-    return refuse("an entry of the file list lacks path, sha256 or size: " + json.dump(-1, ' ', true).substr(0, 200));
-  }
-  FileDigest file{path.get<std::string>(), hash.get<std::string>(), size.get<std::uint64_t>()};
-  if (!is_safe_relative_path(file.path) || has_control_characters(file.path) || file.path == kManifestName) {
-    return refuse("the file list has the unsafe path " + path.dump(-1, ' ', true));
-  }
-  return file;
-}
-
-/// "a" and "a", or "a" and "a/b": one of them could not be written.
-void refuse_collisions(const std::vector<FileDigest>& files, const std::string& where) {
-  std::set<std::string> names, folders{kManifestName};
+/// Paths that lead out of the folder or onto the manifest; "a" and "a", or "a" and "a/b": one of them could not be
+/// written.
+void refuse_paths(const std::vector<FileDigest>& files, const std::string& where) {
+  std::set<std::string> names{kManifestName};
   for (const FileDigest& file : files) {
-    const bool fresh = names.insert(file.path).second;
-    for (auto slash = file.path.find('/'); slash != std::string::npos; slash = file.path.find('/', slash + 1)) {
-      folders.insert(file.path.substr(0, slash));
+    const bool control = std::ranges::any_of(file.path, [](unsigned char c) { return c < 0x20 || c == 0x7f; });
+    const std::string name = Json(file.path).dump(-1, ' ', true);
+    if (!is_safe_relative_path(file.path) || control || file.path == kManifestName) {
+      throw DataError("the file list has the unsafe path " + name, where, kPublishAgain);
     }
-    if (!fresh) throw DataError("the file list names " + file.path + " twice", where, kPublishAgain);
+    if (!names.insert(file.path).second)
+      throw DataError("the file list names " + name + " twice", where, kPublishAgain);
   }
-  for (const std::string& name : names) {
-    if (folders.contains(name))
-      throw DataError("the file list has " + name + " as a file and as a folder", where, kPublishAgain);
-  }
-  if (std::any_of(names.begin(), names.end(),
-                  [](const std::string& name) { return name.starts_with("manifest.json/"); })) {
-    throw DataError("the file list has manifest.json as a folder", where, kPublishAgain);
+  for (const FileDigest& file : files) {
+    for (fs::path above = fs::path(file.path).parent_path(); !above.empty(); above = above.parent_path()) {
+      if (!names.contains(above.string())) continue;
+      throw DataError("the file list has " + above.string() + " as a file and as a folder", where, kPublishAgain);
+    }
   }
 }
 
@@ -63,22 +43,18 @@ void refuse_collisions(const std::vector<FileDigest>& files, const std::string& 
 SetManifest parse_set_manifest(std::string text, const std::string& where) {
   SetManifest manifest;
   manifest.document = parse_json(text, where);
-  const Json& document = manifest.document;
-  const Json schema = document.is_object() ? document.value("schema", Json()) : Json();
-  if (!schema.is_string() || !schema.get<std::string>().starts_with(kSchemaFamily)) {
-    throw DataError("not the manifest of a set", where, "name the folder that oscar fit wrote");
-  }
-  const Json files = document.value("files", Json());
-  if (!files.is_array() || files.empty()) throw DataError("the manifest lists no files", where, kPublishAgain);
+  validate_json(manifest.document, kSetSchema, where);
   manifest.total_size = text.size();
-  for (const Json& json : files) {
-    manifest.files.push_back(file_from_json(json, where));
+  for (const Json& file : manifest.document["files"]) {
+    if (!file["size"].is_number_unsigned()) throw DataError("a listed size is no whole number", where, kPublishAgain);
+    manifest.files.push_back({file["path"], file["sha256"], file["size"], ""});
     const std::uint64_t room =
         static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()) - manifest.total_size;
     if (manifest.files.back().size > room) throw DataError("the listed sizes are impossible", where, kPublishAgain);
     manifest.total_size += manifest.files.back().size;
   }
-  refuse_collisions(manifest.files, where);
+  if (manifest.files.empty()) throw DataError("the manifest lists no files", where, kPublishAgain);
+  refuse_paths(manifest.files, where);
   manifest.sha256 = sha256_hex(text);
   manifest.text = std::move(text);
   return manifest;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // What a zoo needs to know of a set: its manifest's bytes, and the files that these list. The manifest's
-// sha256 names the content: every file follows from it. Tensors are never opened here, so sets with recipes that this
-// version does not know can be carried too.
+// sha256 names the content: every file follows from it. Tensors are never opened here.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +30,7 @@ struct SetManifest {
   std::uint64_t total_size = 0;  // manifest and files
 };
 
-/// Parses the manifest of a set. Throws DataError: not a set's manifest, or a file list with unsafe or
+/// Parses the manifest of a set. Throws DataError: not a manifest of oscar.set.v1, or a file list with unsafe or
 /// colliding paths.
 [[nodiscard]] SetManifest parse_set_manifest(std::string text, const std::string& where);
 /// Reads the manifest in a set's folder.

@@ -141,6 +141,7 @@ Inspection inspect_hdf5(const std::filesystem::path& path) {
   found.facts["members"] = file.members("/");
   if (!file.has("/layers")) return found;
   found.facts["layers"] = file.members("/layers");
+  if (!file.has("/manifest")) return found;  // in a set's folder: the manifest lies beside it
   try {
     (void)read_set_file(path, SetFileKind::kH5);
   } catch (const DataError& error) {
