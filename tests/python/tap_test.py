@@ -67,8 +67,9 @@ class TapTest(unittest.TestCase):
             for member in ("model", "data"):
                 self.assertEqual(*[manifest[member] for manifest in manifests])
             self.assertEqual(*[[layer["layer_id"] for layer in manifest["layers"]] for manifest in manifests])
-            self.assertEqual({name.split(".")[1] for name in theirs.keys()}, {"qqt", "sst"})
-            for name in theirs.keys():
+            names = [name for name in theirs.keys() if name.split(".")[1] in ("qqt", "sst")]
+            self.assertEqual({name.split(".")[1] for name in names}, {"qqt", "sst"})
+            for name in names:
                 a, b = mine.get_tensor(name), theirs.get_tensor(name)
                 self.assertLess(float((a - b).norm() / b.norm()), tolerance, name)
 
