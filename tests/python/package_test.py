@@ -72,8 +72,8 @@ class PackageTest(unittest.TestCase):
     def test_commands_and_their_errors(self):
         report = oscar_kv.verify(sample_set())
         self.assertEqual((report["schema"], report["verdict"]), ("oscar.verify_report.v1", "not_measured"))
-        with self.assertRaisesRegex(oscar_kv.OscarError, "no folder for the rotation set") as caught:
-            oscar_kv.fit(stats=[self.folder / "a.safetensors"], center=True, key_objective="qqt")
+        with self.assertRaisesRegex(oscar_kv.OscarError, "no folder for the set") as caught:
+            oscar_kv.fit(stats=[self.folder / "a.safetensors"], recipe="stretch", center=True, key_objective="qqt")
         self.assertEqual(caught.exception.exit_code, 2)
 
     def test_says_where_it_looked_for_the_program(self):

@@ -55,13 +55,10 @@ class TapTest(unittest.TestCase):
         return path
 
     def native(self, name, **source):
-        """What the program takes of the same data, first pass and second in one file."""
-        paths = [self.folder / f"{name}{i}.safetensors" for i in (1, 2)]
-        oscar_kv.fit(save_stats=paths[0], device="cpu", recipe="oscar", **source)
-        oscar_kv.fit(save_stats=paths[1], stats=[paths[0]], device="cpu", recipe="oscar", **source)
-        merged = self.folder / f"{name}.safetensors"
-        oscar_kv.fit(stats=paths, save_stats=merged)
-        return merged
+        """What the program takes of the same data."""
+        path = self.folder / f"{name}.safetensors"
+        oscar_kv.fit(save_stats=path, device="cpu", recipe="oscar", **source)
+        return path
 
     def assert_same(self, tap, native, tolerance=1e-6):
         """Every sum that `native` has, and whose they are."""
@@ -70,8 +67,9 @@ class TapTest(unittest.TestCase):
             for member in ("model", "data"):
                 self.assertEqual(*[manifest[member] for manifest in manifests])
             self.assertEqual(*[[layer["layer_id"] for layer in manifest["layers"]] for manifest in manifests])
-            self.assertEqual({name.split(".")[1] for name in theirs.keys()}, {"qqt", "sst"})
-            for name in theirs.keys():
+            names = [name for name in theirs.keys() if name.split(".")[1] in ("qqt", "sst")]
+            self.assertEqual({name.split(".")[1] for name in names}, {"qqt", "sst"})
+            for name in names:
                 a, b = mine.get_tensor(name), theirs.get_tensor(name)
                 self.assertLess(float((a - b).norm() / b.norm()), tolerance, name)
 
