@@ -56,69 +56,46 @@ Recipe::Kind kind_of(const std::string& recipe) {
   return recipe == "stretch" ? Recipe::Kind::kStretch : Recipe::Kind::kSpectral;
 }
 
-/// Options that only some recipes have.
-void require_recipes_of(const FitOptions& options) {
-  const FitOptions usual;
-  const auto require = [&](bool given, const char* option, std::initializer_list<const char*> recipes) {
-    std::string names;
-    for (const char* const name : recipes) {
-      if (!given || options.recipe == name) return;
-      names += (names.empty() ? "" : " or ") + std::string("--recipe ") + name;
-    }
-    throw UsageError("recipe " + options.recipe + " does not have this option", option, "give " + names);
-  };
-  require(options.key_objective != usual.key_objective, "--key-objective", {"oscar", "stretch"});
-  require(options.composition != usual.composition, "--composition", {"oscar", "stretch"});
-  require(options.granularity != usual.granularity, "--granularity", {"oscar", "stretch"});
-  require(options.center, "--center", {"oscar", "stretch"});
-  require(options.stretch_power != usual.stretch_power, "--stretch-power", {"stretch"});
-  require(options.stretch_lambda != usual.stretch_lambda, "--stretch-lambda", {"stretch"});
-}
-
 void check_options(const FitOptions& options) {
   require_one_of(options.recipe, "--recipe", {"auto", "oscar", "stretch", "coded", "hadamard"});
-  require_recipes_of(options);
   require_one_of(options.key_objective, "--key-objective", {"qqt", "fisher"});
   (void)composition_from_name(options.composition);
   if (!(options.stretch_power > 0 && options.stretch_power <= 1) || !(options.stretch_lambda > 0)) {
     throw UsageError("the power of a stretch lies above 0 and up to 1, its lambda above 0",
                      "--stretch-power, --stretch-lambda", "use for example 1 and 0.01");
   }
-}
-
-/// Bits that are worth while.
-constexpr double kLeastBits = 1.25, kMostBits = 4;
-
-/// Options of the coded cache, which must be a part of the set if they are given.
-void check_coded(const FitOptions& options, bool coded) {
-  const FitOptions usual;
-  const char* const given = options.bits != usual.bits         ? "--bits"
-                            : options.scope != usual.scope     ? "--scope"
-                            : options.context != usual.context ? "--context"
-                                                               : nullptr;
-  if (given != nullptr && !coded) {
-    throw UsageError("only the coded cache spends bits, and this set would have none", given,
-                     "leave it out, or give --recipe coded or auto for vllm or transformers");
-  }
+  constexpr double kLeastBits = 1.25, kMostBits = 4;  // more or less is not worth while
   (void)coded_scope_from_name(options.scope);
   if (options.bits >= kLeastBits && options.bits <= kMostBits) return;
   throw UsageError(fmt::format("{} bits a value are outside {} to {}", options.bits, kLeastBits, kMostBits), "--bits",
                    "give the bits of one stored value, everything counted");
 }
 
-/// Options of rotations, which must be a part of the set if they are given.
-void check_rotated(const FitOptions& options, bool rotated) {
+/// Throws UsageError for an option that is given although the recipe, or no part of the set, has it.
+void require_takers(const FitOptions& o, bool coded, bool rotated) {
   const FitOptions usual;
-  const char* const given = options.codec != usual.codec                         ? "--codec"
-                            : options.scale_dtype != usual.scale_dtype           ? "--scale-dtype"
-                            : options.clip != usual.clip                         ? "--clip"
-                            : options.clip_granularity != usual.clip_granularity ? "--clip-granularity"
-                            : options.group_size != usual.group_size             ? "--group-size"
-                            : options.clip_fit != usual.clip_fit                 ? "--seed"
-                                                                                 : nullptr;
-  if (given == nullptr || rotated) return;
-  throw UsageError("the coded cache does not have this option, and this set would have no rotations", given,
-                   "leave it out, or give another recipe or more readers");
+  const auto require = [&](bool has, const char* remedy, const auto&... options) {
+    const auto check = [&](const auto& option) {
+      if (has || o.*option.second == usual.*option.second) return;
+      throw UsageError("recipe " + o.recipe + " for these readers does not have this option", option.first, remedy);
+    };
+    (check(options), ...);
+  };
+  const bool stretched = o.recipe == "stretch";
+  require(stretched || o.recipe == "oscar", "leave it out, or give --recipe oscar or --recipe stretch",
+          std::pair("--key-objective", &FitOptions::key_objective),
+          std::pair("--composition", &FitOptions::composition), std::pair("--granularity", &FitOptions::granularity),
+          std::pair("--center", &FitOptions::center));
+  require(stretched, "leave it out, or give --recipe stretch", std::pair("--stretch-power", &FitOptions::stretch_power),
+          std::pair("--stretch-lambda", &FitOptions::stretch_lambda));
+  require(coded,
+          "only the coded cache spends bits: leave it out, or give --recipe coded or auto for vllm or transformers",
+          std::pair("--bits", &FitOptions::bits), std::pair("--scope", &FitOptions::scope),
+          std::pair("--context", &FitOptions::context));
+  require(rotated, "only rotations have it: leave it out, or give another recipe or more readers",
+          std::pair("--codec", &FitOptions::codec), std::pair("--scale-dtype", &FitOptions::scale_dtype),
+          std::pair("--clip", &FitOptions::clip), std::pair("--clip-granularity", &FitOptions::clip_granularity),
+          std::pair("--group-size", &FitOptions::group_size), std::pair("--seed", &FitOptions::clip_fit));
 }
 
 /// What a reader cannot read of a part, and the option that asks for it; empty: it reads all. recipe: null for the
@@ -201,8 +178,7 @@ FitPlan plan_parts(const FitOptions& options, bool codable) {
     const Recipe& recipe = plan.rotations.emplace(part, resolve_recipe(own)).first->second;
     require_readers(of, !options.readers.empty(), &recipe);
   }
-  check_coded(options, plan.coded);
-  check_rotated(options, !plan.rotations.empty());
+  require_takers(options, plan.coded, !plan.rotations.empty());
   return plan;
 }
 

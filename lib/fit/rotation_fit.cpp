@@ -1,16 +1,24 @@
 // SPDX-License-Identifier: MIT
 #include "fit/rotation_fit.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
-#include <cstring>
+#include <charconv>
+#include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
+#include "base/errors.hpp"
 #include "base/threads.hpp"
-#include "fit/clip_choice.hpp"
+#include "measure/kv_method.hpp"
+#include "method/clip.hpp"
 
 namespace oscar {
 namespace {
+
+constexpr std::pair<double, double> kPublishedClips{kPublishedKeyClip, kPublishedValueClip};
 
 /// Rows of heads (n, d) as those of tokens (n, Hkv, d).
 Tensor rows_of_tokens(const std::vector<std::vector<float>>& heads, std::int64_t dim) {
@@ -59,6 +67,91 @@ bool has(const LayerStatistics& layer, Moment moment) {
   return moment == Moment::kKeys ? layer.first.keys.has_value() : layer.first.sums.contains(moment);
 }
 
+// Clip ratios: fixed, or fitted layer by layer.
+
+/// Fixed ratios, or none if they are to be fitted.
+std::optional<std::pair<double, double>> parse_clip(const std::string& text) {
+  if (text == "auto") return std::nullopt;
+  if (text == "off") return std::pair(0.0, 0.0);
+  double key = -1, value = -1;
+  const char* const end = text.data() + text.size();
+  const auto first = std::from_chars(text.data(), end, key);
+  if (first.ec == std::errc() && first.ptr != end && *first.ptr == ',') {
+    const auto second = std::from_chars(first.ptr + 1, end, value);
+    if (second.ec != std::errc() || second.ptr != end) value = -1;
+  }
+  const auto is_ratio = [](double ratio) { return ratio >= 0 && ratio <= 1; };
+  if (!is_ratio(key) || !is_ratio(value)) {
+    throw UsageError("cannot read the clip ratios \"" + text + "\"", "--clip",
+                     "use auto, off, or two ratios from 0 to 1 like 0.96,0.92");
+  }
+  return std::pair(key, value);
+}
+
+/// Sums of scores over layers: the best single ratio for servers without tables.
+void add_scores(std::vector<double>& sum, const SideTransform& side) {
+  if (!side.scores.contains("clip")) return;
+  const auto scores = side.scores["clip"]["scores"].get<std::vector<double>>();
+  sum.resize(scores.size());
+  for (std::size_t i = 0; i < scores.size(); ++i) sum[i] += scores[i];
+}
+
+void choose_ratios(const SideClipScores& scores, bool per_head, const char* metric, SideTransform& side) {
+  side.clip_ratio = best_clip_ratio(scores.layer);
+  Json& record = side.scores["clip"];
+  record = {{"metric", metric}, {"clip_ratios", clip_candidates()}, {"scores", scores.layer}};
+  if (!per_head) return;
+  side.head_clip_ratios = best_clip_ratios(scores.heads);
+  record["scores_per_head"] = scores.heads;
+}
+
+/// Chooses the ratios of a layer. fixed: none if they are fitted, by what they do to the layer's sample, which is empty
+/// where no sequence is longer than the windows.
+void choose_clip(const LayerStatistics& from, const std::optional<std::pair<double, double>>& fixed,
+                 const Recipe& recipe, Backend& backend, Status& status, LayerRotation& layer) {
+  std::tie(layer.key.clip_ratio, layer.value.clip_ratio) = fixed.value_or(kPublishedClips);
+  if (fixed) return;
+  if (from.sample.empty()) {
+    status.warning("layer " + std::to_string(layer.layer_id) +
+                   ": no sequence is longer than the windows, so nothing can be measured; the clip ratios are the "
+                   "published constants");
+    return;
+  }
+  const ClipScores scores = score_clip_ratios(from.sample, layer.key, layer.value, recipe.codecs,
+                                              recipe.key_clip_per_head, recipe.windows, backend);
+  choose_ratios(scores.key, recipe.key_clip_per_head, "softmax_kl", layer.key);
+  choose_ratios(scores.value, recipe.value_clip_per_head, "output_rel_error", layer.value);
+}
+
+/// Chooses the ratios of all layers, and the scalars for servers without tables.
+void choose_clips(const Statistics& statistics, const FitOptions& options, const Recipe& recipe, Backend& backend,
+                  Status& status, RotationPart& part) {
+  std::optional<std::pair<double, double>> fixed = parse_clip(options.clip);
+  if (!fixed && !statistics.clip) {
+    fixed = kPublishedClips;
+    status.notice(
+        fmt::format("clip ratios {},{}, the published constants: these statistics keep no rows to fit them on",
+                    kPublishedKeyClip, kPublishedValueClip));
+  }
+  parallel_for(
+      part.layers.size(),
+      [&](std::size_t i) {
+        throw_if_interrupted();
+        choose_clip(statistics.layers[i], fixed, recipe, backend, status, part.layers[i]);
+      },
+      backend.work_shape().concurrent_clip_fits);
+  std::vector<double> key_sum, value_sum;
+  for (const LayerRotation& layer : part.layers) {
+    add_scores(key_sum, layer.key);
+    add_scores(value_sum, layer.value);
+  }
+  const auto [key, value] = fixed.value_or(kPublishedClips);
+  part.key_clip_scalar = key_sum.empty() ? key : best_clip_ratio(key_sum);
+  part.value_clip_scalar = value_sum.empty() ? value : best_clip_ratio(value_sum);
+  part.has_clip_ratios = true;
+  if (!key_sum.empty()) part.recipe["clip_sample"] = describe(statistics.layers.back().sample, *statistics.clip);
+}
+
 }  // namespace
 
 std::string lacking(const Statistics& statistics, const Recipe& recipe) {
@@ -78,7 +171,6 @@ std::string lacking(const Statistics& statistics, const Recipe& recipe) {
 
 RotationPart fit_rotations(const Statistics& statistics, const Recipe& recipe, const FitOptions& options,
                            Backend& backend, Status& status) {
-  const ClipChoice clip(options, recipe, statistics.clip, backend, status);
   std::vector<LayerMoments> moments(statistics.layers.size());
   std::vector<const LayerMoments*> pointers;
   for (std::size_t i = 0; i < moments.size(); ++i) {
@@ -95,14 +187,7 @@ RotationPart fit_rotations(const Statistics& statistics, const Recipe& recipe, c
                     .key_codec = *recipe.codecs.key,
                     .value_codec = *recipe.codecs.value,
                     .recipe = to_json(recipe, options)};
-  parallel_for(
-      part.layers.size(),
-      [&](std::size_t i) {
-        throw_if_interrupted();
-        clip.apply(statistics.layers[i].sample, part.layers[i]);
-      },
-      backend.work_shape().concurrent_clip_fits);
-  clip.finish(statistics.layers.back().sample, part);
+  choose_clips(statistics, options, recipe, backend, status, part);
   if (statistics.recipe.contains("context")) part.recipe["context"] = statistics.recipe["context"];
   return part;
 }

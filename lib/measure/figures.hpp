@@ -54,8 +54,8 @@ struct ModelMetrics {
   std::int64_t positions = 0;
   Intervals intervals;
   std::optional<double> retrieval;
-  double answer_tokens = 0;          // share of the answers' tokens that are the argmax, the full stop left out
-  std::optional<double> needle_nll;  // mean negative log-likelihood of those tokens, nats; none: no needles
+  // Mean negative log-likelihood of the answers' tokens, the full stop left out, nats; none: no needles.
+  std::optional<double> needle_nll;
   std::int64_t needle_hits = 0, needles = 0;
   std::optional<QuoteMetrics> quotes;  // none: no quotations were given
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// How much of what measured queries read was quantised. Queries near the beginning of a text read keys of the two windows
-// only, which stay in bfloat16. It follows from lengths and windows alone, so it is known before any work.
+// How much of what measured queries read was quantised. Queries near the beginning of a text read keys of the two
+// windows only, which stay in bfloat16. It follows from lengths and windows alone, so it is known before any work.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace oscar {
 
 /// Figures of which less was quantised say nothing about a set: errors fade with this share, and the default limits are
 /// those of long texts. Of the sample model, a set that neither rotates nor clips is above the default limits from a
-/// share of 0.11 on, and below them at 0.10 (windows of 64 and 256 tokens; tests/unit/verify/quantised_test.cpp). A
+/// share of 0.11 on, and below them at 0.10 (windows of 64 and 256 tokens; tests/unit/verify/measured_text_test.cpp). A
 /// text that is half as long again as both windows has 0.11.
 inline constexpr double kMinQuantisedShare = 0.1;
 

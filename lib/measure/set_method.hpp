@@ -8,8 +8,8 @@
 
 namespace oscar {
 
-/// Returns rotations as a method, which has copies of their matrices. Clip ratios that they do not know are the published
-/// constants.
+/// Returns rotations as a method, which has copies of their matrices. Clip ratios that they do not know are the
+/// published constants.
 [[nodiscard]] KvMethod method_of(const RotationPart& rotations, Windows windows);
 /// Returns the coded cache as a method.
 [[nodiscard]] KvMethod method_of(const CodedPart& coded, Windows windows);

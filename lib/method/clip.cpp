@@ -81,16 +81,6 @@ const std::vector<double>& clip_candidates() {
   return kRatios;
 }
 
-std::vector<AttentionErrors> compare_on_sample(const std::vector<SampledSequence>& sample, const Transform& key,
-                                               const Transform& value, const std::vector<HistoryCodecs>& codecs,
-                                               Windows windows, Backend& backend) {
-  std::vector<AttentionErrors> sums;
-  for (const auto& heads : errors_of_heads(hold_all(sample, key, value, backend), codecs, 1, windows)) {
-    sums.push_back(heads.front());
-  }
-  return sums;
-}
-
 ClipScores score_clip_ratios(const std::vector<SampledSequence>& sample, const Transform& key, const Transform& value,
                              const HistoryCodecs& codecs, bool keys_per_head, Windows windows, Backend& backend) {
   const auto held = hold_all(sample, key, value, backend);

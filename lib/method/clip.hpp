@@ -39,12 +39,6 @@ struct ClipScores {
                                            const Transform& value, const HistoryCodecs& codecs, bool keys_per_head,
                                            Windows windows, Backend& backend);
 
-/// Errors of each of `codecs` on the sample, over all sequences and heads.
-[[nodiscard]] std::vector<AttentionErrors> compare_on_sample(const std::vector<SampledSequence>& sample,
-                                                             const Transform& key, const Transform& value,
-                                                             const std::vector<HistoryCodecs>& codecs, Windows windows,
-                                                             Backend& backend);
-
 /// How far above the lowest a score counts as the same.
 inline constexpr double kClipSlack = 0.05;
 

@@ -6,14 +6,15 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <iterator>
+#include <random>
 
 #include "base/errors.hpp"
 #include "base/sha256.hpp"
 #include "base/text.hpp"
 #include "base/version.hpp"
-#include "measure/peers/baselines.hpp"
 #include "measure/attention/attention_metrics.hpp"
-#include "measure/predictions/model_data.hpp"
+#include "measure/peers/baselines.hpp"
 
 namespace oscar {
 namespace {
@@ -29,6 +30,44 @@ constexpr double kBeyondDoubt = 0.95;
 /// How much more another codec must agree to be taken for the server's.
 constexpr double kClearlyMore = 0.05;
 
+/// A random stretch of a random text that is long enough; empty if none is.
+TokenSequence random_span(const std::vector<TokenSequence>& texts, std::size_t tokens, std::mt19937_64& random) {
+  std::vector<const TokenSequence*> long_enough;
+  for (const TokenSequence& text : texts) {
+    if (text.size() >= tokens) long_enough.push_back(&text);
+  }
+  if (long_enough.empty()) return {};
+  const TokenSequence& text = *long_enough[random() % long_enough.size()];
+  const auto begin = text.begin() + static_cast<std::ptrdiff_t>(random() % (text.size() - tokens + 1));
+  return {begin, begin + static_cast<std::ptrdiff_t>(tokens)};
+}
+
+/// Retrieval tasks made from any text: a span of tokens from elsewhere stands early in a text, outside the windows, and
+/// at its end its first tokens stand once more: who can look back finds how it goes on. Fewer than `count` (or none) if
+/// the texts are too short.
+std::vector<Dialogue> make_needles(const std::vector<TokenSequence>& texts, Windows windows, int prompt_tokens,
+                                   int count) {
+  constexpr std::int64_t kSpanTokens = 24, kCue = 8, kRoom = 64;
+  std::vector<Dialogue> needles;
+  std::mt19937_64 random(0);
+  for (int i = 0; i < count && !texts.empty(); ++i) {
+    const TokenSequence& text = texts[static_cast<std::size_t>(i) % texts.size()];
+    const auto length = std::min<std::int64_t>(std::ssize(text), prompt_tokens);
+    const std::int64_t last = length - (windows.recent + kRoom) - 2 * kSpanTokens;
+    if (last <= windows.sink) continue;
+    const TokenSequence span = random_span(texts, kSpanTokens, random);
+    if (span.empty()) break;
+    const std::int64_t position = windows.sink + (last - windows.sink) * (2 * i + 1) / (2 * std::int64_t{count});
+    Dialogue needle{{text.begin(), text.begin() + position}, {span.begin() + kCue, span.end()}, {}};
+    TokenSequence& prompt = needle.prompt;
+    prompt.insert(prompt.end(), span.begin(), span.end());
+    prompt.insert(prompt.end(), text.begin() + position, text.begin() + length - 2 * kSpanTokens);
+    prompt.insert(prompt.end(), span.begin(), span.begin() + kCue);
+    needles.push_back(std::move(needle));
+  }
+  return needles;
+}
+
 std::vector<Dialogue> make_dialogues(const std::vector<TokenSequence>& texts, Windows windows,
                                      const ServeCheckOptions& options) {
   const std::string length = plural(options.prompt_tokens, "token");
@@ -41,15 +80,8 @@ std::vector<Dialogue> make_dialogues(const std::vector<TokenSequence>& texts, Wi
     dialogues.push_back({std::move(prompt), {}, {}});
   }
   if (dialogues.empty()) throw UsageError("no text has " + length, "--text", "give longer texts");
-  const Probes probes = make_probes(texts, texts,
-                                                    {.count = options.needles,
-                                                     .length = options.prompt_tokens,
-                                                     .first = windows.sink,
-                                                     .distance = windows.recent + std::int64_t{64}});
-  for (std::size_t i = 0; i < probes.sequences.size(); ++i) {
-    const auto end = probes.sequences[i].end() - probes.answer_lengths[i];
-    dialogues.push_back({{probes.sequences[i].begin(), end}, {end, probes.sequences[i].end()}, {}});
-  }
+  std::ranges::move(make_needles(texts, windows, options.prompt_tokens, options.needles),
+                    std::back_inserter(dialogues));
   return dialogues;
 }
 
@@ -96,8 +128,7 @@ Predictions run_model(ModelRunner& runner, const std::vector<Dialogue>& dialogue
       const std::size_t before = out.size() / static_cast<std::size_t>(tokens) * static_cast<std::size_t>(first);
       attend(exact, layer, qkv, {0, first}, rules.at(layer), Precision::kServing, backend, out.first(before));
       if (first < tokens) {
-        attend(*set, layer, qkv, {first, tokens}, rules.at(layer), Precision::kServing, backend,
-                       out.subspan(before));
+        attend(*set, layer, qkv, {first, tokens}, rules.at(layer), Precision::kServing, backend, out.subspan(before));
       }
       return true;
     };

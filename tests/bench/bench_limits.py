@@ -43,7 +43,7 @@ def measure(options, arguments, folder):
     run(options.binary, "verify", rotations, "--model", options.model, "--tokens", held_out, "--sequences", options.sequences,
         "--compare", "none", "--no-record", "--quiet", "--device", options.device, f"--json={report}")
     document = json.loads(report.read_text())
-    return {"bits_per_code": document["bits_per_code"],
+    return {"bits_per_code": next(iter(document["set"]["parts"].values()))["bits"],
             "figures": {limit["figure"]: float(f"{limit['value']:.4g}") for limit in document["limits"]}}
 
 

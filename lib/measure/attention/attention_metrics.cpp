@@ -208,7 +208,8 @@ CodedDamage measure_attention_damage(QkvSource& source, const CodedPart& coded, 
     for (const SequenceRange& range : chunk.sequences) {
       throw_if_interrupted();
       if (range.size() == 0) continue;
-      sums.add(measure_attention(chunk.view.tokens(range), methods, id, stride, Precision::kServing, backend).front().all);
+      sums.add(
+          measure_attention(chunk.view.tokens(range), methods, id, stride, Precision::kServing, backend).front().all);
     }
   }
   const AttentionMetrics metrics = sums.metrics();

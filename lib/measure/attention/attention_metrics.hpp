@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "dump/source.hpp"
-#include "measure/kv_method.hpp"
 #include "kernels/backend.hpp"
-#include "model/run/runner.hpp"
 #include "measure/figures.hpp"
+#include "measure/kv_method.hpp"
+#include "model/run/runner.hpp"
 #include "set/coded_part.hpp"
 
 namespace oscar {

@@ -10,11 +10,11 @@
 #include <vector>
 
 #include "base/status.hpp"
-#include "measure/kv_method.hpp"
 #include "kernels/backend.hpp"
-#include "model/run/runner.hpp"
-#include "measure/predictions/model_data.hpp"
 #include "measure/figures.hpp"
+#include "measure/kv_method.hpp"
+#include "measure/predictions/model_data.hpp"
+#include "model/run/runner.hpp"
 
 namespace oscar {
 

@@ -111,18 +111,17 @@ void add_texts(ModelMetrics& m, const std::vector<TextFigures>& texts) {
 void add_needles(ModelMetrics& m, const std::vector<AnswerResult>& needles) {
   m.needles = static_cast<std::int64_t>(needles.size());
   if (needles.empty()) return;
-  int found = 0, asked = 0;
+  int asked = 0;
   double nll = 0;
   std::vector<DepthBin> bins(kDepthBins);
   for (const AnswerResult& needle : needles) {
-    found += needle.found, asked += needle.asked, nll += needle.nll;
+    asked += needle.asked, nll += needle.nll;
     m.needle_hits += needle.hit() ? 1 : 0;
     if (!needle.depth) continue;
     DepthBin& bin = bins[std::min(static_cast<std::size_t>(*needle.depth * kDepthBins), kDepthBins - 1)];
     bin.hits += needle.hit() ? 1 : 0;
     ++bin.needles;
   }
-  m.answer_tokens = static_cast<double>(found) / static_cast<double>(asked);
   m.needle_nll = nll / asked;
   m.retrieval = static_cast<double>(m.needle_hits) / static_cast<double>(m.needles);
   for (std::size_t i = 0; i < kDepthBins; ++i) {

@@ -12,9 +12,9 @@
 #include <span>
 #include <vector>
 
+#include "measure/figures.hpp"
 #include "measure/predictions/model_data.hpp"
 #include "measure/predictions/token_distribution.hpp"
-#include "measure/figures.hpp"
 
 namespace oscar {
 

@@ -13,6 +13,7 @@
 #include "base/json.hpp"
 #include "moments/statistics.hpp"
 #include "set/formats.hpp"
+#include "set/manifest.hpp"
 #include "set/set_file.hpp"
 #include "tensor/gguf.hpp"
 #include "tensor/hdf5.hpp"
@@ -46,20 +47,14 @@ Inspection inspect_tensor(const std::string& kind, const Tensor& tensor) {
 /// Of all spectra: the smallest and the largest value, and how many directions the mean spectrum fills (exp of its
 /// entropy). Null if there are none.
 Json facts_of_eigenvalues(const RotationFile& file) {
-  double low = INFINITY, high = -INFINITY, ranks = 0;
-  std::int64_t spectra = 0;
+  double low = INFINITY, high = -INFINITY, ranks = 0, spectra = 0;
   for (const auto& [layer, transform] : file.layers) {
-    const auto dim = static_cast<std::size_t>(transform.rotation.dim);
-    for (std::size_t begin = 0; begin < transform.eigenvalues.size(); begin += dim, ++spectra) {
-      const auto spectrum = std::span(transform.eigenvalues).subspan(begin, dim);
-      double sum = 0, entropy = 0;
-      for (const double v : spectrum) sum += std::max(v, 0.0), low = std::min(low, v), high = std::max(high, v);
-      for (const double v : spectrum) entropy -= v > 0 ? v / sum * std::log(v / sum) : 0;
-      ranks += std::exp(entropy);
-    }
+    const Json summary = summarize_spectrum(transform);
+    if (summary.is_null()) continue;
+    low = std::min<double>(low, summary["min"]), high = std::max<double>(high, summary["max"]);
+    ranks += summary["effective_rank"].get<double>(), spectra += 1;
   }
-  if (spectra == 0) return {};
-  return {{"min", low}, {"max", high}, {"mean_effective_rank", ranks / static_cast<double>(spectra)}};
+  return spectra == 0 ? Json() : Json{{"min", low}, {"max", high}, {"mean_effective_rank", ranks / spectra}};
 }
 
 /// A rotation file of format v1, v2 or v3, by the checks that verify holds it to.

@@ -23,13 +23,13 @@ const words = {
   quantised_share: "share that was quantised", needles_quantised_share: "share that was quantised for needles",
   quotes: "quotations", quotes_quantised_share: "share that was quantised for quotations",
   file_hashes: "files are what the manifest lists", finite: "all numbers are finite", layer_coverage: "every layer is there",
-  sides_agree: "keys and values have the same layers", objective_side: "objectives are of their side", shape: "shapes are the model's",
+  sides_agree: "both sides are there", objective_side: "objectives are of their side", shape: "shapes are the model's",
   group_size: "groups divide a row", clip_ratio: "clip ratios", model_identity: "fitted on this model",
   model_revision: "fitted on this revision", calibration_tokens: "enough calibration tokens", fp8_subnormals: "never cast to fp8",
   orthogonality: "rotations are orthogonal", orthogonality_bf16: "orthogonal in bfloat16", inverse_pair: "sides undo each other",
   inverse_pair_bf16: "sides undo each other in bfloat16", spectrum: "eigenvalues are sound", spectrum_rank: "spectra have full rank",
   stretch_metric: "stretches are what the data asks for", decomposition: "rotations diagonalise what they were fitted on",
-  decomposition_on_data: "rotations fit the data at hand", composition: "composed as the objective says", bits: "rows take the bits that the manifest says",
+  decomposition_on_data: "rotations fit the data at hand", composition: "composed as the objective says", derived_files: "all files say one thing",
   budget: "rows take no more bits than asked", scales_on_data: "channels vary on the data at hand as the set says",
 };
 const inWords = (name) => (Object.hasOwn(words, name) ? words[name] : String(name).replaceAll("_", " "));
@@ -50,10 +50,14 @@ function fillTable(table, header, rows) {
   for (const {cells, mark} of rows) addRow(body, cells, "td", mark);
 }
 
-// The set under test in black, the others around the circle of hues.
+// The parts of the set under test in dark colours, the others around the circle of hues.
 const others = report.methods.filter((m) => m.kind !== "this");
+const parts = Object.entries(report.set.parts);
+const several = parts.length > 1;
+// What something of a part is called: with the part, where there are several.
+const ofPart = (part, name) => (several && part ? `${inWords(part)}: ${name}` : name);
 const colour = (method) =>
-  method.kind === "this" ? "#000" : `hsl(${(360 * others.indexOf(method)) / Math.max(others.length, 1)} 65% 42%)`;
+  method.kind === "this" ? ["#000", "#00429d", "#6d0a6b"][parts.findIndex(([name]) => name === method.name)] : `hsl(${(360 * others.indexOf(method)) / Math.max(others.length, 1)} 65% 42%)`;
 const shapes = ["circle", "rect", "triangle", "rectRot", "star", "cross", "crossRot"];
 const style = (method) => ({
   label: method.name,
@@ -144,13 +148,15 @@ function frontier(part, figure, title, note) {
 }
 
 function spectra(target, title) {
-  const layers = report.spectra.filter((s) => s.target === target);
-  lines(title, "Eigenvalues over the largest, mean over heads; the flatter, the less a rotation or a plan of bits gains.", "direction", "share of the largest",
-    layers.map((s, i) => {
-      const shade = `hsl(${210 + (150 * i) / Math.max(layers.length - 1, 1)} 60% 45%)`;
-      return {label: `layer ${s.layer}`, borderColor: shade, backgroundColor: shade, borderWidth: 1.3, pointRadius: 0,
-        data: positive(s.values.map((y, x) => ({x, y})))};
-    }));
+  for (const [part] of parts) {
+    const layers = report.spectra.filter((s) => s.target === target && s.part === part);
+    lines(ofPart(part, title), "Eigenvalues over the largest, mean over heads; the flatter, the less a rotation or a plan of bits gains.", "direction", "share of the largest",
+      layers.map((s, i) => {
+        const shade = `hsl(${210 + (150 * i) / Math.max(layers.length - 1, 1)} 60% 45%)`;
+        return {label: `layer ${s.layer}`, borderColor: shade, backgroundColor: shade, borderWidth: 1.3, pointRadius: 0,
+          data: positive(s.values.map((y, x) => ({x, y})))};
+      }));
+  }
 }
 
 // A bar for each KV head of each layer: how its channels were planned, those with most bits at the bottom.
@@ -207,21 +213,30 @@ function needleGrid() {
 }
 
 function heading() {
-  const set = report.rotation_set;
-  const name = [set.model?.id, set.recipe].filter(Boolean).join(", recipe ") || set.path;
+  const set = report.set, recipes = [...new Set(parts.map(([, part]) => part.recipe).filter(Boolean))].join(", ");
+  const name = [set.model?.id, recipes && `recipe ${recipes}`].filter(Boolean).join(", ") || set.path;
   by("title").textContent = document.title = `oscar verify: ${name}`;
   Object.assign(by("verdict"), {textContent: inWords(report.verdict), className: report.verdict});
+  const readers = Object.entries(report.readers);
+  fillTable(by("readers"), ["server", "reads", "verdict"], readers.map(([reader, said]) =>
+    ({cells: [reader, inWords(said.part), inWords(said.verdict)]})));
+  by("readers").closest("section").hidden = readers.length === 0;
   for (const note of [...report.reasons, ...report.warnings]) {
     by("notes").appendChild(Object.assign(document.createElement("li"), {textContent: note}));
   }
 }
 
+// A part in a line.
+function partInWords(part) {
+  const sides = Object.entries(part.objectives ?? {}).map(([side, objective]) => `${side}: ${objective}`);
+  return [part.recipe && `recipe ${part.recipe}`, ...sides, part.layers && `${part.layers} layers`, `${text(part.bits)} bits`].filter(Boolean).join(", ");
+}
+
 function about() {
-  const set = report.rotation_set, windows = report.windows;
+  const set = report.set, windows = report.windows;
   const fitted = set.calibration?.tokens > 0 ? `${set.calibration.tokens} tokens, ${set.calibration.sequences} ${set.calibration.sequences === 1 ? "sequence" : "sequences"}` : null;
-  const rows = [["model", set.model?.id || null], ["recipe", set.recipe || null],
-    ["objectives", Object.entries(set.objectives ?? {}).map(([side, objective]) => `${side}: ${objective}`).join(", ") || null],
-    ["layers", set.layers], ["fitted on", fitted], ["windows", `first ${windows.sink} and last ${windows.recent} tokens in bfloat16`],
+  const rows = [["model", set.model?.id || null], ...parts.map(([name, part]) => [inWords(name), partInWords(part)]),
+    ["fitted on", fitted], ["windows", `first ${windows.sink} and last ${windows.recent} tokens in bfloat16`],
     ["arithmetic", report.precision === "serving" ? "bfloat16, as servers round" : "float32"], ["set", set.path], ["date", report.date],
     ["command", report.command], ["written by", `oscar ${report.oscar_version}`]];
   fillTable(by("about"), ["", ""], rows.map(([name, value]) => ({cells: [name, text(value, 6)]})));
@@ -232,7 +247,7 @@ function clips() {
   const mean = (all) => all.reduce((sum, x) => sum + x, 0) / all.length;
   const cells = (all) => [mean(all), Math.min(...all), Math.max(...all)].map((x) => text(x, 4));
   fillTable(by("clips"), ["layer", "keys: mean", "least", "most", "values: mean", "least", "most"],
-    report.clips.map((c) => ({cells: [c.layer, ...cells(c.key), ...cells(c.value)]})));
+    report.clips.map((c) => ({cells: [ofPart(c.part, c.layer), ...cells(c.key), ...cells(c.value)]})));
   by("clips").closest("section").hidden = report.clips.length === 0;
 }
 
@@ -255,10 +270,10 @@ function tables() {
   const context = report.methods[0]?.bits_per_element.context;
   by("context").textContent = context ? `Bits per element of a context of ${context} tokens, windows included.` : "";
   fillTable(by("descriptions"), ["method", ""], report.methods.map((m) => ({cells: [m.name, m.description]})));
-  fillTable(by("limits"), ["figure", "of this set", "limit", "origin"], report.limits.map((l) =>
-    ({cells: [inWords(l.figure), text(l.value), text(l.limit), inWords(l.origin)]})));
-  const origin = report.limits.find((l) => l.measured_on)?.measured_on;
-  by("measured_on").textContent = origin ? `Default limits were measured on ${origin}.` : "";
+  fillTable(by("limits"), ["figure", "measured", "limit", "origin"], report.limits.map((l) =>
+    ({cells: [ofPart(l.part, inWords(l.figure)), text(l.value), text(l.limit), inWords(l.origin)]})));
+  const origins = [...new Set(report.limits.map((l) => l.measured_on).filter(Boolean))];
+  by("measured_on").textContent = origins.length > 0 ? `Default limits were measured on ${origins.join("; ")}.` : "";
   by("limits").closest("section").hidden = report.limits.length === 0;
   const counts = {};
   for (const check of report.structure.checks) {

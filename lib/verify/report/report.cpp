@@ -197,15 +197,16 @@ Json to_json(const VerifyReport& report) {
 }
 
 Json verification_summary(const VerifyReport& report) {
-  Json summary = {{"schema", "oscar.verify_report.v1"}, {"oscar_version", kVersion},
-                  {"verdict", name_of(report.verdict)}, {"readers", verdicts_of(report)},
-                  {"reasons", report.reasons},          {"warnings", report.warnings},
-                  {"limits", list_of(report.limits)},   {"data", report.data},
-                  {"windows", to_json(report.windows)}, {"methods", Json::object()}};
-  for (const MethodReport& method : report.methods) {
-    Json entry = to_json(method);
+  const Json whole = to_json(report);
+  Json summary = Json::object();
+  for (const char* name :
+       {"schema", "oscar_version", "verdict", "readers", "reasons", "warnings", "limits", "data", "windows"}) {
+    summary[name] = whole[name];
+  }
+  summary["methods"] = Json::object();
+  for (Json entry : whole["methods"]) {
     entry.erase("layers");
-    summary["methods"][method.name] = std::move(entry);
+    summary["methods"][entry["name"].get<std::string>()] = std::move(entry);
   }
   return summary;
 }

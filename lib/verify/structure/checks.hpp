@@ -59,6 +59,12 @@ struct Expectation {
   std::map<int, HeadDims> dims = {};
 };
 
+/// A check that fails, with this message, if the value is above the limit or no number.
+[[nodiscard]] Check at_most(double limit, double value, const std::string& name, std::optional<int> layer,
+                            const std::string& target, const std::string& message);
+/// Variances (heads, dim) over the largest, descending, mean over heads; empty if there is nothing to see.
+[[nodiscard]] std::vector<double> mean_spectrum(std::span<const double> variances, int dim);
+
 /// Sizes and SHA-256 of the files that a folder's manifest lists. Runs before the set is read, on the folder itself.
 void check_file_hashes(const std::filesystem::path& path, std::vector<Check>& checks);
 /// The set was fitted for the model that it is measured on, and on enough tokens.

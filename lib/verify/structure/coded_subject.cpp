@@ -147,10 +147,9 @@ void check_covariances(const CodedLayer& layer, const CodedMoments& data, std::v
   for (const CodedTarget& target : {kKey, kValue}) {
     const MatrixStack& covariance = target.side == kKey.side ? data.key_covariance : data.value_covariance;
     if (covariance.data.empty() || !same_shape(layer.*target.side, covariance)) continue;
-    const double error = covariance_error(layer.*target.side, covariance);
-    const bool ok = error <= kSameTokensLimit;
-    checks.push_back({"decomposition_on_data", layer.layer_id, target.name, error, kSameTokensLimit, ok,
-                      ok ? "" : "coordinates have other covariances than the set says"});
+    checks.push_back(at_most(kSameTokensLimit, covariance_error(layer.*target.side, covariance),
+                             "decomposition_on_data", layer.layer_id, target.name,
+                             "coordinates have other covariances than the set says"));
   }
 }
 
@@ -174,20 +173,6 @@ std::vector<int> channels_by_bits(const CodedFormat& format) {
   std::vector<int> channels(kMostBits + 1);
   for (const int levels : format.levels) ++channels.at(std::bit_width(static_cast<unsigned>(levels)) - 1);
   return channels;
-}
-
-/// Variances over the largest, descending, mean over heads; empty if nothing varies in a head.
-std::vector<double> mean_variances(const CodedSide& side) {
-  const std::size_t heads = side.formats.size(), dim = side.lambda.size() / heads;
-  std::vector<double> mean(dim);
-  for (std::size_t head = 0; head < heads; ++head) {
-    const auto first = side.lambda.begin() + static_cast<std::ptrdiff_t>(head * dim);
-    std::vector<double> own(first, first + static_cast<std::ptrdiff_t>(dim));
-    std::ranges::sort(own, std::greater<>());
-    if (own.front() <= 0) return {};
-    for (std::size_t i = 0; i < dim; ++i) mean[i] += own[i] / own.front() / static_cast<double>(heads);
-  }
-  return mean;
 }
 
 struct CodedSubject final : Subject {
@@ -219,7 +204,7 @@ struct CodedSubject final : Subject {
           whole.plan.push_back(
               {layer.layer_id, target.name, static_cast<int>(head), channels_by_bits(side.formats[head])});
         }
-        std::vector<double> values = mean_variances(side);
+        std::vector<double> values = mean_spectrum(side.lambda, side.transform.rotation.dim);
         if (!values.empty()) whole.spectra.push_back({name, layer.layer_id, target.name, std::move(values)});
       }
     }
@@ -230,9 +215,7 @@ struct CodedSubject final : Subject {
       const bool sane = std::ranges::all_of(side.more.front(), [](double x) { return x >= 0; });
       checks.push_back({"spectrum", side.layer_id, side.target, {}, {}, sane, sane ? "" : "a variance is negative"});
     }
-    const double taken = bits_of(part);
-    const bool within = taken <= part.bits + 1e-9;
-    checks.push_back({"budget", {}, "", taken, part.bits, within, within ? "" : "rows take more bits than asked"});
+    checks.push_back(at_most(part.bits + 1e-9, bits_of(part), "budget", {}, "", "rows take more bits than asked"));
   }
 
   [[nodiscard]] std::optional<KvMethod> method(Windows windows) const override { return method_of(part, windows); }

@@ -131,6 +131,7 @@ void take_covariances(const RotationSide& side, const std::string& fitted_sha256
   require_all_heads(statistics.heads);
   const std::string name = objective_name(side.objective);
   if (side.target.empty() || name == "hadamard" || name == "uresidual") return;
+  if (side.objective.starts_with("stretch_")) return;  // it diagonalises what the set carries
   const bool same_data = !fitted_sha256.empty() && fitted_sha256 == calibration_of(statistics.data).data_sha256;
   for (const LayerStatistics& layer : statistics.layers) {
     const MomentSums* sums = sums_of(layer, name);
@@ -141,11 +142,10 @@ void take_covariances(const RotationSide& side, const std::string& fitted_sha256
                         .message = "the statistics have no sums of " + name});
       continue;
     }
-    const std::vector<std::size_t>& places = layer.first_data;
     std::int64_t tokens = 0;
-    for (const std::size_t place : places) tokens += statistics.data[place].tokens;
+    for (const std::size_t place : layer.first_data) tokens += statistics.data[place].tokens;
     if (find(found, layer.layer_id, *find_moment(name)) != nullptr) continue;
-    const bool same = same_data && places.size() == statistics.data.size();
+    const bool same = same_data && layer.first_data.size() == statistics.data.size();
     found.covariances.push_back({layer.layer_id, *find_moment(name), sums->mean(), same, tokens});
   }
 }

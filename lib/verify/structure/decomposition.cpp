@@ -288,9 +288,7 @@ void check_constant(const RotationSide& side, int layer, const SideTransform& t,
     for (std::size_t i = 0; i < expected->size(); ++i)
       worst = std::max(worst, std::abs(t.rotation[m][i] - (*expected)[i]));
   }
-  const bool ok = worst <= kConstantLimit;
-  out.push_back(
-      {"composition", layer, side.target, worst, kConstantLimit, ok, ok ? "" : "this is not \"" + name + "\""});
+  out.push_back(at_most(kConstantLimit, worst, "composition", layer, side.target, "this is not \"" + name + "\""));
 }
 
 Check unknown(const std::string& name, int layer, const RotationSide& side, const std::string& message) {
@@ -328,9 +326,8 @@ void check_stretch(const RotationSides& sides, std::vector<Check>& checks) {
                     return;
                   }
                   const double error = stretch_error(t.rotation, t, *record);
-                  const bool ok = error <= kStretchLimit;
-                  out.push_back({"stretch_metric", layer, side.target, error, kStretchLimit, ok,
-                                 ok ? "" : stretch_explanation(side, layer, t, *record)});
+                  const std::string why = error <= kStretchLimit ? "" : stretch_explanation(side, layer, t, *record);
+                  out.push_back(at_most(kStretchLimit, error, "stretch_metric", layer, side.target, why));
                 });
 }
 
@@ -348,8 +345,8 @@ void check_decomposition(const RotationSides& sides, std::vector<Check>& checks)
           out.push_back(unknown("decomposition", layer, side, "\"" + side.objective + "\" cannot be taken apart"));
           return;
         }
-        out.push_back({"decomposition", layer, side.target, finding->error, kDecompositionLimit,
-                       finding->error <= kDecompositionLimit, finding->message});
+        out.push_back(
+            at_most(kDecompositionLimit, finding->error, "decomposition", layer, side.target, finding->message));
       });
 }
 

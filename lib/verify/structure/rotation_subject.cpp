@@ -70,22 +70,6 @@ void check_clip(const RotationSides& sides, const RotationPart& part, std::vecto
       });
 }
 
-/// The eigenvalues over the largest, descending, mean over heads; empty if there is nothing to see.
-std::vector<double> mean_spectrum(const SideTransform& t) {
-  const auto dim = static_cast<std::size_t>(t.rotation.dim);
-  if (dim == 0 || t.eigenvalues.empty() || t.eigenvalues.size() % dim != 0) return {};
-  const std::size_t heads = t.eigenvalues.size() / dim;
-  std::vector<double> mean(dim);
-  for (std::size_t begin = 0; begin < t.eigenvalues.size(); begin += dim) {
-    const double highest = t.eigenvalues[begin + dim - 1];
-    if (highest <= t.eigenvalues[begin]) return {};
-    for (std::size_t i = 0; i < dim; ++i) {
-      mean[dim - 1 - i] += t.eigenvalues[begin + i] / highest / static_cast<double>(heads);
-    }
-  }
-  return mean;
-}
-
 std::vector<double> clips_of(const SideTransform& side) {
   return side.head_clip_ratios.empty() ? std::vector<double>{side.clip_ratio} : side.head_clip_ratios;
 }
@@ -131,7 +115,7 @@ struct RotationSubject final : Subject {
     for (const RotationSide& side : rotations) {
       objectives[side.target.empty() ? "unknown" : side.target] = side.objective;
       for (const auto& [id, transform] : side.layers) {
-        std::vector<double> values = mean_spectrum(transform);
+        std::vector<double> values = mean_spectrum(transform.eigenvalues, transform.rotation.dim);
         if (!values.empty()) whole.spectra.push_back({name, id, side.target, std::move(values)});
       }
     }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
 #include <iterator>
 #include <limits>
 #include <set>
@@ -204,14 +205,33 @@ void check_inverse(const StoredSide& side, std::vector<Check>& checks) {
   const double exact = pair ? worst_pair_error(t.rotation, t.read_rotation) : worst_error(t.rotation);
   const double served =
       pair ? worst_pair_error(as_bf16(t.rotation), as_bf16(t.read_rotation)) : worst_error(as_bf16(t.rotation));
-  const bool exact_ok = exact <= kOrthogonalityLimit;
-  const bool served_ok = served <= kBf16OrthogonalityLimit;
-  checks.push_back({name, side.layer_id, side.target, exact, kOrthogonalityLimit, exact_ok, exact_ok ? "" : remedy});
-  checks.push_back({name + "_bf16", side.layer_id, side.target, served, kBf16OrthogonalityLimit, served_ok,
-                    served_ok ? "" : "after the cast that servers make, " + remedy});
+  checks.push_back(at_most(kOrthogonalityLimit, exact, name, side.layer_id, side.target, remedy));
+  checks.push_back(at_most(kBf16OrthogonalityLimit, served, name + "_bf16", side.layer_id, side.target,
+                           "after the cast that servers make, " + remedy));
 }
 
 }  // namespace
+
+Check at_most(double limit, double value, const std::string& name, std::optional<int> layer, const std::string& target,
+              const std::string& message) {
+  const bool ok = value <= limit;
+  return {name, layer, target, value, limit, ok, ok ? "" : message};
+}
+
+std::vector<double> mean_spectrum(std::span<const double> variances, int dim) {
+  const auto n = static_cast<std::size_t>(dim);
+  if (n == 0 || variances.empty() || variances.size() % n != 0) return {};
+  std::vector<double> mean(n);
+  for (; !variances.empty(); variances = variances.subspan(n)) {
+    std::vector<double> own(variances.begin(), variances.begin() + dim);
+    std::ranges::sort(own, std::greater<>());
+    if (own.front() <= std::max(own.back(), 0.0)) return {};
+    for (std::size_t i = 0; i < n; ++i) mean[i] += own[i] / own.front();
+  }
+  const double heads = mean.front();  // each begins with 1
+  for (double& x : mean) x /= heads;
+  return mean;
+}
 
 void check_file_hashes(const std::filesystem::path& path, std::vector<Check>& checks) {
   const fs::path manifest_path = path / "manifest.json";

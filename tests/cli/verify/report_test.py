@@ -22,7 +22,6 @@ BINARY, DATA = os.environ["OSCAR_BINARY"], Path(os.environ["OSCAR_TEST_DATA"])
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 GOLDEN = DATA / "golden/qwen3-2m"
 PLOTS = 8
-ZOO_SET = DATA.parents[1] / "zoo/sample/qwen3-2m/coded"
 # Would end the element that holds the report, and run, if it were markup anywhere.
 EVIL = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">&amp;"
 
@@ -49,6 +48,7 @@ onload = () => {
     labels: [...page.document.querySelectorAll("canvas")].map((canvas) => canvas.getAttribute("aria-label").split(":")[0]),
     about: page.document.getElementById("about").innerText,
     clips: page.document.querySelectorAll("#clips tbody tr").length,
+    readers: [...page.document.querySelectorAll("#readers tbody tr")].map((row) => [...row.cells].slice(0, 2).map((cell) => cell.textContent)),
     raw: [...page.document.querySelectorAll("th, td:first-child")].filter((cell) => /[a-z0-9]_[a-z]/.test(cell.textContent) && !cell.closest("#methods, #descriptions")).map((cell) => cell.textContent),
   });
 };
@@ -129,20 +129,26 @@ class ReportTest(unittest.TestCase):
                       "key: qqt_r_h_pbr", "<script>a & b"):
             self.assertIn(words, about)
         self.assertEqual(len(found.pop("labels")), PLOTS)
+        self.assertIn(["sglang-v1", "rotations"], found.pop("readers"))
         self.assertEqual(found.pop("title"), f"oscar verify: {EVIL}, recipe oscar")
         self.assertEqual(found, {"plots": PLOTS, "fetched": 0, "cut_off": 0, "rows": 3, "verdict": "accepted",
                                  "scripts": 3, "images": 0, "clips": 4, "raw": []})
 
-    def test_a_coded_set_shows_its_plan(self):
-        folder = self.folder / "coded"
+    def test_parts_show_who_reads_them_their_plan_and_their_spectra(self):
+        folder = self.folder / "parts"
         folder.mkdir()
-        subprocess.run([BINARY, "verify", ZOO_SET, "--no-record", "--report", folder / "report.html"], check=True,
-                       capture_output=True, timeout=60)
+        run = lambda *words: subprocess.run([BINARY, *map(str, words)], check=True, capture_output=True, timeout=300)
+        run("fit", "--model", DATA / "qwen3-2m", "--seq-len", 512, "--tokens", GOLDEN / "tokens_calib.npy", "--max-tokens", 1024,
+            "--out", folder / "set")
+        run("verify", folder / "set", "--no-record", "--report", folder / "report.html")
         found, console = look_into(folder / "report.html")
         self.assertEqual(console, [])
         self.assertLessEqual(found["width"], 375)
-        # Bits and spectra, of keys and of values; without data there is nothing else to draw.
-        self.assertEqual((found["plots"], found["labels"][:2], found["raw"]), (4, ["Bits of keys", "Bits of values"], []))
+        # Without data there is nothing else to draw.
+        self.assertEqual((found["plots"], found["raw"]), (8, []))
+        self.assertEqual(found["labels"][:4], ["Bits of keys", "Bits of values", "coded", "rotations"])
+        self.assertEqual(found["readers"], [["vllm", "coded"], ["transformers", "coded"], ["sglang", "with means"],
+                                            ["sglang-v1", "rotations"], ["llamacpp", "rotations"]])
 
     def test_a_mistake_would_show_on_the_console(self):
         broken = self.folder / "broken.html"

@@ -165,7 +165,7 @@ TEST_CASE("options belong to recipes and parts, and are told where there are non
   refused("only the coded cache spends bits", [](FitOptions& o) { o.readers = {"sglang"}, o.bits = 3; });
   refused("outside 1.25 to 4", [](FitOptions& o) { o.bits = 5; });
   refused("model, layer or head", [](FitOptions& o) { o.scope = "rack"; });
-  refused("this set would have no rotations", [](FitOptions& o) { o.recipe = "coded", o.clip = "off"; });
+  refused("only rotations have it", [](FitOptions& o) { o.recipe = "coded", o.clip = "off"; });
   refused("sglang cannot read the coded cache", [](FitOptions& o) { o.recipe = "coded", o.readers = {"sglang"}; });
   refused("llamacpp cannot read codec lloyd-max",
           [](FitOptions& o) { o.readers = {"llamacpp"}, o.codec = "lloyd-max"; });

@@ -8,10 +8,10 @@
 
 #include "base/threads.hpp"
 #include "dump/folder_source.hpp"
+#include "measure/peers/baselines.hpp"
 #include "method/compose.hpp"
 #include "method/spectrum.hpp"
 #include "moments/take.hpp"
-#include "measure/peers/baselines.hpp"
 #include "support/backend.hpp"
 #include "support/support.hpp"
 
@@ -57,7 +57,7 @@ KvMethod published_method(int layer_id, LayerStream& stream, Backend& backend) {
 }
 
 LayerSums measured(const QkvView& view, const KvMethod& method, std::int64_t stride = 1,
-                           Precision precision = Precision::kServing, int layer_id = 0) {
+                   Precision precision = Precision::kServing, int layer_id = 0) {
   static const auto backend = test::make_test_backend();
   return measure_attention(view, std::span(&method, 1), layer_id, stride, precision, *backend).front();
 }

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: MIT
-// What verify finds on data of sets of the coded cache whose matrices are not those of their layer, side or data.
+// What verify finds on data of coded caches whose matrices are not those of their layer, side or data.
 #include <doctest/doctest.h>
 
 #include <algorithm>
 #include <cmath>
 
-#include "set/coded_part.hpp"
-#include "fit/coded_fit.hpp"
+#include "moments/take.hpp"
 #include "unit/verify/sample.hpp"
 #include "verify/structure/checks.hpp"
 #include "verify/structure/data_covariance.hpp"
@@ -16,7 +15,7 @@ namespace {
 
 using namespace test;
 
-CodedPart zoo_coded_set() { return read_coded_set(data("../../zoo/sample/qwen3-2m/coded")); }
+const CodedPart& fitted() { return *Sample::get().all_parts().coded; }
 
 std::vector<verify::CodedMoments> moments_on(const std::vector<TokenSequence>& texts, const CodedPart& set, bool same) {
   Sample& sample = Sample::get();
@@ -60,7 +59,7 @@ void turn_channels(CodedSide& side, std::size_t a, std::size_t b) {
 }  // namespace
 
 TEST_CASE("exchanged layers, and keys and values that were swapped, show on other text of the model") {
-  const CodedPart sound = zoo_coded_set();
+  const CodedPart& sound = fitted();
   const auto moments = moments_on(Sample::get().held_out, sound, false);
   const std::vector<Check> checks = checks_of(sound, moments);
   CHECK(checks.size() == 8);
@@ -89,7 +88,7 @@ TEST_CASE("exchanged layers, and keys and values that were swapped, show on othe
 }
 
 TEST_CASE("matrices of no layer of the set do not belong to it") {
-  CodedPart set = zoo_coded_set();
+  CodedPart set = fitted();
   for (CodedLayer& layer : set.layers) {
     for (CodedSide* side : {&layer.key, &layer.value}) {
       for (double& entry : side->transform.rotation.data) entry *= 100;
@@ -108,10 +107,7 @@ TEST_CASE("matrices of no layer of the set do not belong to it") {
 
 TEST_CASE("of the rows that a set was fitted to, coordinates are uncorrelated, or mixed as the set says") {
   Sample& sample = Sample::get();
-  const auto source = open_live(*sample.runner, sample.calibration, {}, sample.status);
-  const CodedData taken =
-      take_coded_data(*source, {.windows = {16, 64}}, {}, {}, nullptr, *sample.backend, sample.status);
-  const CodedPart sound = fit_coded(taken, 3, CodedScope::kModel, *sample.backend);
+  const CodedPart sound = *sample.fitted({.recipe = "coded", .bits = 3}).coded;
   const auto moments = moments_on(sample.calibration, sound, true);
   const std::vector<Check> checks = checks_of(sound, moments);
   CHECK_MESSAGE(failures_of(checks).empty(), failures_of(checks));
@@ -143,26 +139,24 @@ TEST_CASE("saved sums of keys and values tell of exchanged layers, too") {
     layer.first.sums[Moment::kVtv] = take(*stream, Moment::kVtv, *sample.backend);
     layer.first.keys = take(*stream, {.moments = {Moment::kKeys}, .windows = {}}, *sample.backend).keys;
   }
-  const TemporaryFolder folder;
-  CodedPart set = zoo_coded_set();
-  write_coded_set(folder / "sound", set, true);
-  CHECK(verified(folder / "sound", inputs).report.verdict == Verdict::kNotMeasured);
+  const TemporaryFolder folder, other;
+  CodedPart set = fitted();
+  const fs::path sound = written(other, set);
+  CHECK(verified(sound, inputs).report.verdict == Verdict::kNotMeasured);
   std::swap(set.layers[1].key, set.layers[2].key);
-  write_coded_set(folder / "set", set, true);
-  check_contains(verified(folder / "set", inputs).reasons, "scales_on_data failed (layer 1, key)");
+  check_contains(verified(written(folder, set), inputs).reasons, "scales_on_data failed (layer 1, key)");
   sums.layers[3].first.keys.reset();
-  check_contains(verified(folder / "sound", inputs).warnings,
+  check_contains(verified(sound, inputs).warnings,
                  "scales_on_data is unknown: the statistics have no sums of keys and values");
 }
 
 TEST_CASE("verify of a coded set looks at its coordinates on the data that it is given") {
-  CodedPart set = zoo_coded_set();
+  CodedPart set = fitted();
   std::swap(set.layers[1].key, set.layers[2].key);
   const TemporaryFolder folder;
-  write_coded_set(folder / "set", set, true);
   VerifyOptions options;
   options.compare = {"none"};
-  const Verified v = verified(folder / "set", model_on(Sample::get().held_out), options);
+  const Verified v = verified(written(folder, set), model_on(Sample::get().held_out), options);
   CHECK(v.report.verdict == Verdict::kRejected);
   check_contains(v.reasons, "scales_on_data failed (layer 1, key)");
   check_contains(v.reasons, "it is the matrix of layer 2");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What verify checks of a coded set without data, and what its report shows of it, on the zoo's set and on planted
+// What verify checks of the coded cache without data, and what its report shows of it, on a fitted one and on planted
 // defects.
 #include <doctest/doctest.h>
 
@@ -17,17 +17,13 @@ namespace {
 
 using namespace test;
 
-const CodedPart& zoo_set() {
-  static const CodedPart set = read_coded_set(data("../../zoo/sample/qwen3-2m/coded"));
-  return set;
-}
+const CodedPart& fitted() { return *Sample::get().all_parts().coded; }
 
 Verified verified_with(const std::function<void(CodedPart&)>& change) {
   const TemporaryFolder folder;
-  CodedPart set = zoo_set();
+  CodedPart set = fitted();
   change(set);
-  write_coded_set(folder / "set", set, true);
-  return verified(folder / "set");
+  return verified(written(folder, set));
 }
 
 double& largest_entry(MatrixStack& matrices) {
@@ -78,11 +74,10 @@ TEST_CASE("the report has the plan of every head: its channels by bits") {
     CHECK(std::accumulate(head.channels.begin(), head.channels.end(), 0) == 128);
     for (int b = 0; b <= 8; ++b) bits += b * head.channels[static_cast<std::size_t>(b)];
   }
-  CHECK(bits / (8 * 128) + 16.0 / 128 == bits_of(zoo_set()));
+  CHECK(bits / (8 * 128) + 16.0 / 128 == bits_of(fitted()));
   CHECK(v.report.plan[1].target == "value");
   CHECK(v.report.plan[6].layer == 3);
-  // The keys of the last layer, by coded.safetensors: the most levels are 256.
-  CHECK(v.report.plan[6].channels[8] > 0);
+  CHECK(v.report.plan[0].target == "key");
   REQUIRE(v.report.spectra.size() == 8);
   for (const Spectra& side : v.report.spectra) {
     CHECK(side.values.front() == 1);

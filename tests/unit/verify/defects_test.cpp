@@ -52,7 +52,8 @@ const std::vector<Defect>& defects() {
        "it is the matrix of the other side: keys and values are swapped"},
       {"swapped labels", [](RotationPart& s) { std::swap(s.key_objective, s.value_objective); },
        "objective_side failed (key): \"sst_r_h_pbr\" is fitted for the other side"},
-      {"transposed", [](RotationPart& s) { key(s).rotation = transposed(key(s).rotation); }, "the matrix is transposed"},
+      {"transposed", [](RotationPart& s) { key(s).rotation = transposed(key(s).rotation); },
+       "the matrix is transposed"},
       {"another composition", [](RotationPart& s) { s.key_objective = "qqt_r_h"; },
        "it is composed as \"r_h_pbr\", not as \"r_h\""},
       {"another group", [](RotationPart& s) { s.recipe["group_size"] = s.key_codec.group_size = 48; },
@@ -107,13 +108,8 @@ const std::vector<Defect>& stretch_defects() {
   return all;
 }
 
-FitOptions stretch(double power) {
-  FitOptions options;
-  options.recipe = "stretch";
-  options.target = "any";
-  options.codec = "minmax";
-  options.stretch_power = power;
-  return options;
+RotationPart stretch(double power) {
+  return Sample::get().rotations({.recipe = "stretch", .readers = {"vllm"}, .stretch_power = power});
 }
 
 void check_defects(const RotationPart& sound, const std::vector<Defect>& defects) {
@@ -135,7 +131,7 @@ TEST_CASE("defects of rotations are caught and named") { check_defects(Sample::g
 TEST_CASE("a sound stretch proves its metric, and defects of it are caught and named") {
   for (const double power : {1.0, 0.5}) {
     CAPTURE(power);
-    RotationPart sound = Sample::get().fitted(stretch(power));
+    RotationPart sound = stretch(power);
     const TemporaryFolder folder;
     const Verified v = verified(written(folder, sound), model_on({}));
     CHECK_MESSAGE(v.report.verdict == Verdict::kNotMeasured, v.reasons);
@@ -145,7 +141,7 @@ TEST_CASE("a sound stretch proves its metric, and defects of it are caught and n
 }
 
 TEST_CASE("channels of keys that are far larger than others do not make a pair look broken") {
-  RotationPart set = Sample::get().fitted(stretch(1));
+  RotationPart set = stretch(1);
   LayerRotation& layer = set.layers[1];
   const auto d = static_cast<std::size_t>(layer.key.rotation.dim);
   for (const std::size_t channel : {5, 69}) {
@@ -169,7 +165,7 @@ TEST_CASE("a set cannot vouch for the model that it was fitted on") {
 }
 
 TEST_CASE("a stretch without the covariances of its fit is unknown, and never ok") {
-  RotationPart set = Sample::get().fitted(stretch(1));
+  RotationPart set = stretch(1);
   for (LayerRotation& layer : set.layers) layer.key.query_covariance = {};
   const TemporaryFolder folder;
   const Verified v = verified(written(folder, set));

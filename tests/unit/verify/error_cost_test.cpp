@@ -4,11 +4,11 @@
 
 #include "dump/live_source.hpp"
 #include "fit/coded_fit.hpp"
+#include "measure/predictions/model_metrics.hpp"
 #include "measure/set_method.hpp"
 #include "model/tokenizer/tokens.hpp"
 #include "support/backend.hpp"
 #include "support/support.hpp"
-#include "measure/predictions/model_metrics.hpp"
 
 namespace oscar {
 
@@ -21,7 +21,7 @@ TEST_CASE("what a fit expects errors to cost is the KL that they cause") {
   const auto source = open_live(*runner, texts, {}, silent);
   const auto costs = error_costs(*runner, {texts, {}, windows}, source->layer_ids(), *backend, silent);
   const CodedPart set = fit_coded(take_coded_data(*source, {}, costs, {}, nullptr, *backend, silent), 2.125,
-                                 CodedScope::kModel, *backend);
+                                  CodedScope::kModel, *backend);
   double expected = 0;
   for (const CodedLayer& layer : set.layers) expected += layer.key.damage + layer.value.damage;
   const auto kl = [&](const KvMethod& method) {

@@ -4,11 +4,11 @@
 #include <mutex>
 
 #include "measure/peers/baselines.hpp"
+#include "measure/predictions/model_metrics.hpp"
 #include "measure/set_method.hpp"
 #include "unit/model/random_model.hpp"
 #include "unit/verify/sample.hpp"
 #include "verify/methods.hpp"
-#include "measure/predictions/model_metrics.hpp"
 
 namespace oscar {
 namespace {
@@ -74,12 +74,12 @@ TEST_CASE("verify on a model runs it once with exact attention, and finds what a
     VerifyOptions options;
     options.compare = {"bf16"};
     Percentages status;
-    const VerifyReport report = verify_rotations(set, inputs, options, *sample.backend, status);
+    const VerifyReport report = verify_set(set, inputs, options, *sample.backend, status);
     REQUIRE(report.methods.size() == 2);
     const std::vector<KvMethod> methods{make_baseline("bf16", {{0, 128}}, {}, 0),
                                         method_of(sample.set, report.windows)};
-    const auto alone = measure_model(*sample.runner, {.texts = texts}, methods, options.precision,
-                                             *sample.backend, sample.status);
+    const auto alone =
+        measure_model(*sample.runner, {.texts = texts}, methods, options.precision, *sample.backend, sample.status);
     VerifyReport of_runs = report;
     for (std::size_t m = 0; m < 2; ++m) of_runs.methods[m].model = alone[m];
     CHECK(to_json(report) == to_json(of_runs));

@@ -11,14 +11,15 @@
 
 #include "dump/live_source.hpp"
 #include "fit/fit.hpp"
+#include "fit/take.hpp"
+#include "measure/peers/baselines.hpp"
+#include "measure/predictions/model_metrics.hpp"
 #include "measure/set_method.hpp"
 #include "model/tokenizer/tokens.hpp"
-#include "measure/peers/baselines.hpp"
 #include "support/backend.hpp"
 #include "support/support.hpp"
 #include "tensor/npy.hpp"
 #include "verify/methods.hpp"
-#include "measure/predictions/model_metrics.hpp"
 
 namespace oscar {
 namespace {
@@ -70,9 +71,9 @@ struct Bench {
   Status status;
 
   KvMethod fitted(FitOptions options) {
-    options.target = "any";
     const auto source = open_live(*runner, rows_from("tokens_calib.npy", 10, 6), {.dtype = "float32"}, status);
-    return method_of(fit(*source, options, *backend, status).set, options.windows);
+    const Set set = fit(take(FitData{*source}, options, {}, *backend, status), options, *backend, status);
+    return method_of(set.rotations.begin()->second, options.windows);
   }
   ModelMetrics measured(const KvMethod& method) {
     return measure_model(*runner, held_out(), {method}, Precision::kServing, *backend, status).front();

@@ -28,7 +28,6 @@ std::optional<std::int64_t> fitted_on(const std::vector<TokenSequence>& fitted,
 
 using namespace test;
 
-
 std::vector<TokenSequence> held_out(std::size_t sequences, int tokens) {
   std::vector<TokenSequence> all = read_tokens(data("golden/qwen3-2m/tokens_eval.npy"), {tokens, 0, 0});
   all.resize(sequences);

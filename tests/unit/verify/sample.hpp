@@ -12,8 +12,9 @@
 #include "base/files.hpp"
 #include "dump/live_source.hpp"
 #include "fit/fit.hpp"
+#include "fit/take.hpp"
 #include "model/tokenizer/tokens.hpp"
-#include "set/formats.hpp"
+#include "set/set_folder.hpp"
 #include "support/backend.hpp"
 #include "support/support.hpp"
 #include "verify/structure/objective.hpp"
@@ -34,14 +35,21 @@ struct Sample {
   std::unique_ptr<Backend> backend = make_test_backend();
   std::vector<TokenSequence> calibration = sample_text("tokens_calib.npy", 0),
                              held_out = sample_text("tokens_eval.npy", 0);
-  RotationPart set;
   Status status;
-  Sample() { set = fitted({}); }
-  [[nodiscard]] RotationPart fitted(FitOptions options) {
+  RotationPart set = rotations({.recipe = "oscar"});
+  [[nodiscard]] Set fitted(FitOptions options) {
     const auto source = open_live(*runner, calibration, {}, status);
     options.clip = "0.96,0.92";
     options.windows = {16, 64};
-    return fit(*source, options, *backend, status).set;
+    const FitData data{*source, runner.get(), calibration};
+    return fit(take(data, options, {}, *backend, status), options, *backend, status);
+  }
+  /// The only part of a set.
+  [[nodiscard]] RotationPart rotations(const FitOptions& options) { return fitted(options).rotations.begin()->second; }
+  /// A set with a part for each reader.
+  [[nodiscard]] const Set& all_parts() {
+    static const Set kAll = fitted({});
+    return kAll;
   }
   static Sample& get() {
     static Sample sample;
@@ -76,7 +84,7 @@ inline VerifyOptions usual_options() {
 inline Verified verified(const fs::path& path, const VerifyInputs& inputs = {},
                          const VerifyOptions& options = usual_options()) {
   Sample& sample = Sample::get();
-  Verified v{verify_rotations(path, inputs, options, *sample.backend, sample.status), "", ""};
+  Verified v{verify_set(path, inputs, options, *sample.backend, sample.status), "", ""};
   validate_json(to_json(v.report), "oscar.verify_report.v1", "report");
   for (const std::string& reason : v.report.reasons) v.reasons += reason + "\n";
   for (const std::string& warning : v.report.warnings) v.warnings += warning + "\n";
@@ -94,9 +102,26 @@ inline void check_contains(const std::string& text, const std::string& part) {
   CHECK_MESSAGE(text.find(part) != std::string::npos, text);
 }
 
-inline fs::path written(const TemporaryFolder& folder, const RotationPart& set) {
-  write_rotation_set(folder / "set", set, {}, true);
+inline fs::path written(const TemporaryFolder& folder, const Set& set) {
+  write_set(folder / "set", set, {}, true);
   return folder / "set";
+}
+/// As the only part of a set.
+inline fs::path written(const TemporaryFolder& folder, const RotationPart& part) {
+  return written(folder, Set{.model = part.model,
+                             .calibration = part.calibration,
+                             .windows = part.windows,
+                             .recipe = {{"name", "oscar"}},
+                             .rotations = {{kRotationsName, part}},
+                             .readers = {"vllm", "sglang-v1"}});
+}
+inline fs::path written(const TemporaryFolder& folder, const CodedPart& part) {
+  return written(folder, Set{.model = part.model,
+                             .calibration = part.calibration,
+                             .windows = part.windows,
+                             .recipe = {{"name", "coded"}},
+                             .coded = part,
+                             .readers = {"vllm"}});
 }
 
 }  // namespace oscar::test

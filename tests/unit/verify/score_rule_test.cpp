@@ -2,14 +2,14 @@
 // Attention that replaces a model's own follows its sinks, soft caps and windows.
 #include <doctest/doctest.h>
 
+#include "measure/attention/attention_metrics.hpp"
 #include "measure/peers/baselines.hpp"
+#include "measure/predictions/model_metrics.hpp"
+#include "measure/predictions/model_sums.hpp"
 #include "support/backend.hpp"
 #include "support/support.hpp"
 #include "unit/model/random_model.hpp"
 #include "unit/verify/text_figures.hpp"
-#include "measure/attention/attention_metrics.hpp"
-#include "measure/predictions/model_metrics.hpp"
-#include "measure/predictions/model_sums.hpp"
 
 namespace oscar {
 namespace {

@@ -53,19 +53,17 @@ SideTransform fitted(unsigned seed, const std::string& composition) {
   return side;
 }
 
-RotationSubject sound_set(const std::string& composition = "r_h_pbr") {
-  RotationSubject subject;
-  subject.ours = true;
-  subject.set.has_clip_ratios = true;
-  subject.set.model.config_sha256 = "abc";
-  subject.set.calibration.tokens = 1000;
-  const std::string suffix = "_" + composition;
-  subject.sides = {{"key", "qqt" + suffix, {}}, {"value", "sst" + suffix, {}}};
+RotationPart sound_set(const std::string& composition = "r_h_pbr") {
+  RotationPart part;
+  part.has_clip_ratios = true;
+  part.model.config_sha256 = "abc";
+  part.calibration.tokens = 1000;
+  part.key_objective = "qqt_" + composition, part.value_objective = "sst_" + composition;
   for (int layer = 0; layer < 2; ++layer) {
-    subject.sides[0].layers.emplace_back(layer, fitted(10 + static_cast<unsigned>(layer), composition));
-    subject.sides[1].layers.emplace_back(layer, fitted(20 + static_cast<unsigned>(layer), composition));
+    const auto seed = static_cast<unsigned>(layer);
+    part.layers.push_back({layer, fitted(10 + seed, composition), fitted(20 + seed, composition)});
   }
-  return subject;
+  return part;
 }
 
 verify::Expectation expected_model() {
@@ -78,15 +76,13 @@ verify::Expectation expected_model() {
   return expected;
 }
 
-std::vector<Check> all_checks(const RotationSubject& subject, const verify::Expectation& expected = expected_model()) {
+std::vector<Check> all_checks(const RotationPart& part, const verify::Expectation& expected = expected_model()) {
+  verify::SetUnderTest set{.model = part.model, .calibration = part.calibration};
+  set.parts.push_back(verify::make_subject(kRotationsName, part));
   std::vector<Check> checks;
-  verify::check_finite(subject, checks);
-  verify::check_coverage(subject, expected, checks);
-  verify::check_provenance(subject, expected, checks);
-  verify::check_fp8(subject, checks);
-  verify::check_orthogonality(subject, checks);
-  verify::check_spectrum(subject, checks);
-  verify::check_decomposition(subject, checks);
+  verify::check_provenance(set, expected, checks);
+  verify::check_shared(*set.parts[0], expected, checks);
+  set.parts[0]->check_own(checks);
   return checks;
 }
 
@@ -99,8 +95,8 @@ std::string with_status(const std::vector<Check>& checks, std::optional<bool> st
   return text;
 }
 
-std::string failures(const RotationSubject& subject, const verify::Expectation& expected = expected_model()) {
-  return with_status(all_checks(subject, expected), false);
+std::string failures(const RotationPart& part, const verify::Expectation& expected = expected_model()) {
+  return with_status(all_checks(part, expected), false);
 }
 
 double largest_difference(const std::vector<double>& a, const std::vector<double>& b) {
@@ -110,8 +106,8 @@ double largest_difference(const std::vector<double>& a, const std::vector<double
   return worst;
 }
 
-SideTransform& key(RotationSubject& subject, std::size_t layer = 0) { return subject.sides[0].layers[layer].second; }
-SideTransform& value(RotationSubject& subject, std::size_t layer = 0) { return subject.sides[1].layers[layer].second; }
+SideTransform& key(RotationPart& part, std::size_t layer = 0) { return part.layers[layer].key; }
+SideTransform& value(RotationPart& part, std::size_t layer = 0) { return part.layers[layer].value; }
 
 void transpose(MatrixStack& m) {
   for (std::size_t i = 0; i < kHeadDim; ++i) {
@@ -131,7 +127,7 @@ TEST_CASE("a sound set passes every check, none unknown") {
 }
 
 TEST_CASE("non-orthogonal matrices and wrong numbers of things are found") {
-  RotationSubject set = sound_set();
+  RotationPart set = sound_set();
   value(set).rotation.data[5] += 0.001;
   check_contains(failures(set), "orthogonality: ");
   CHECK(failures(set).find("orthogonality_bf16") == std::string::npos);
@@ -139,23 +135,23 @@ TEST_CASE("non-orthogonal matrices and wrong numbers of things are found") {
   check_contains(failures(set), "orthogonality_bf16: after the cast");
 
   set = sound_set();
-  set.sides[1].layers.pop_back();
-  check_contains(failures(set), "sides_agree: ");
-  check_contains(failures(set), "layer_coverage: no rotation for layers 1");
+  set.layers.pop_back();
+  check_contains(failures(set), "layer_coverage: nothing for layers 1 of config.json");
 
   verify::Expectation deeper = expected_model();
   deeper.model.num_layers = 4;
-  check_contains(failures(sound_set(), deeper), "no rotation for layers 2, 3 of config.json");
+  check_contains(failures(sound_set(), deeper), "nothing for layers 2, 3 of config.json");
   deeper.model.num_layers = 1;
   check_contains(failures(sound_set(), deeper), "layer 1 does not exist");
 
   verify::Expectation wider = expected_model();
   wider.model.head_dim = 128;
   check_contains(failures(sound_set(), wider), "shape: the model's head_dim is 128");
+  wider.dims = {{0, {kHeadDim, kHeadDim}}, {1, {kHeadDim, 32}}};  // which the layers say better
+  CHECK(failures(sound_set(), wider) == "shape: the model's head_dim is 32\n");
+  wider.dims.clear(), wider.model.head_dim = kHeadDim, wider.model.value_dim = 8;
+  CHECK(failures(sound_set(), wider) == "shape: the model's head_dim is 8\nshape: the model's head_dim is 8\n");
 
-  set = sound_set();
-  key(set).eigenvalues.pop_back();
-  check_contains(failures(set), "shape: the number of eigenvalues");
   set = sound_set();
   key(set).clip_ratio = 1.5;
   check_contains(failures(set), "clip_ratio: a clip ratio lies in 0..1");
@@ -163,14 +159,14 @@ TEST_CASE("non-orthogonal matrices and wrong numbers of things are found") {
   key(set).head_clip_ratios = {0.9, -0.1};
   check_contains(failures(set), "clip_ratio: a clip ratio lies in 0..1");
   set = sound_set();
-  set.set.model.num_key_value_heads = 4;
+  set.model.num_key_value_heads = 4;
   key(set).head_clip_ratios = {0.9, 0.8};
   check_contains(failures(set), "clip_ratio: the number of clip ratios is not that of the heads");
 }
 
 TEST_CASE("another commit of the model is said, and decides nothing") {
-  RotationSubject set = sound_set();
-  set.set.model.revision = "1111";
+  RotationPart set = sound_set();
+  set.model.revision = "1111";
   CHECK(with_status(all_checks(set), std::nullopt) == "");
   verify::Expectation moved = expected_model();
   moved.model.revision = "1111";
@@ -182,7 +178,7 @@ TEST_CASE("another commit of the model is said, and decides nothing") {
 }
 
 TEST_CASE("degenerate spectra are found") {
-  RotationSubject set = sound_set();
+  RotationPart set = sound_set();
   std::swap(key(set).eigenvalues[0], key(set).eigenvalues[3]);
   check_contains(failures(set), "spectrum: eigenvalues are not ascending");
   set = sound_set();
@@ -202,13 +198,10 @@ TEST_CASE("degenerate spectra are found") {
 }
 
 TEST_CASE("what a bare foreign file cannot tell is unknown, and never ok") {
-  RotationSubject set = sound_set();
-  set.ours = false;
-  set.set.has_clip_ratios = false;
-  set.set.model = {};
-  for (SubjectSide& side : set.sides) {
-    for (auto& [id, transform] : side.layers) transform.covariance = {};
-  }
+  RotationPart set = sound_set();
+  set.has_clip_ratios = false;
+  set.model = {};
+  for (LayerRotation& layer : set.layers) layer.key.covariance = layer.value.covariance = {};
   const std::vector<Check> checks = all_checks(set, {});
   CHECK(with_status(checks, false) == "");
   const std::string unknown = with_status(checks, std::nullopt);
@@ -219,17 +212,16 @@ TEST_CASE("what a bare foreign file cannot tell is unknown, and never ok") {
 }
 
 TEST_CASE("data decides what a foreign file leaves open: same tokens exactly, other text roughly") {
-  RotationSubject set = sound_set();
+  RotationPart set = sound_set();
   std::vector<verify::DataCovariance> data;
-  for (SubjectSide& side : set.sides) {
-    for (auto& [id, transform] : side.layers) {
-      data.push_back({id, side.target, transform.covariance, true, 1000});
-      transform.covariance = {};
-    }
+  for (LayerRotation& layer : set.layers) {
+    data.push_back({layer.layer_id, Moment::kQqt, layer.key.covariance, true, 1000});
+    data.push_back({layer.layer_id, Moment::kSst, layer.value.covariance, true, 1000});
+    layer.key.covariance = layer.value.covariance = {};
   }
   const auto on_data = [&] {
     std::vector<Check> checks;
-    verify::check_decomposition_on_data(set, data, checks);
+    verify::check_decomposition_on_data(verify::sides_of(set), data, checks);
     CHECK(checks.size() == 4);
     return with_status(checks, false);
   };
@@ -246,18 +238,18 @@ TEST_CASE("data decides what a foreign file leaves open: same tokens exactly, ot
 
 TEST_CASE("rotations made without data are held against their constant") {
   for (const std::string composition : {"pbr", "h_pbr"}) {
-    RotationSubject set = sound_set(composition);
+    RotationPart set = sound_set(composition);
     CHECK(failures(set) == "");
     transpose(key(set).rotation);
     key(set).rotation.data[1] += 0.5;
     check_contains(failures(set), "composition: this is not \"" + composition + "\"");
   }
-  RotationSubject set = sound_set();
-  for (SubjectSide& side : set.sides) {
-    side.objective = "hadamard";
-    for (auto& [id, transform] : side.layers) {
-      transform.rotation = hadamard_rotation(kHeadDim);
-      transform.eigenvalues.assign(kHeadDim, 1.0);
+  RotationPart set = sound_set();
+  set.key_objective = set.value_objective = "hadamard";
+  for (LayerRotation& layer : set.layers) {
+    for (SideTransform* side : {&layer.key, &layer.value}) {
+      side->rotation = hadamard_rotation(kHeadDim);
+      side->eigenvalues.assign(kHeadDim, 1.0);
     }
   }
   CHECK(failures(set) == "");
@@ -267,15 +259,15 @@ TEST_CASE("rotations made without data are held against their constant") {
 }
 
 TEST_CASE("a mixture may hold layers that no data went into") {
-  RotationSubject set = sound_set();
-  for (SubjectSide& side : set.sides) {
-    side.objective = "mixed_r_h_pbr";
-    side.layers[1].second.rotation = hadamard_rotation(kHeadDim);
-    side.layers[1].second.eigenvalues.assign(kHeadDim, 1.0);
-    side.layers[1].second.covariance = {};
+  RotationPart set = sound_set();
+  set.key_objective = set.value_objective = "mixed_r_h_pbr";
+  for (SideTransform* side : {&key(set, 1), &value(set, 1)}) {
+    side->rotation = hadamard_rotation(kHeadDim);
+    side->eigenvalues.assign(kHeadDim, 1.0);
+    side->covariance = {};
   }
   CHECK(failures(set) == "");
-  key(set, 1).rotation = set.sides[0].layers[0].second.rotation;
+  key(set, 1).rotation = key(set).rotation;
   check_contains(failures(set), "composition: this is not \"hadamard\"");
 }
 
@@ -322,12 +314,12 @@ TEST_CASE("eigenvectors come out of compositions of every head dimension") {
 }
 
 TEST_CASE("few tokens are too few for rotations that data went into") {
-  RotationSubject set = sound_set();
-  set.set.calibration.tokens = 2 * kHeadDim - 1;
+  RotationPart set = sound_set();
+  set.calibration.tokens = 2 * kHeadDim - 1;
   check_contains(failures(set), "calibration_tokens: fitted on too few tokens");
   CHECK(failures(sound_set("h_pbr")) == "");
   set = sound_set("h_pbr");
-  set.set.calibration.tokens = 1;
+  set.calibration.tokens = 1;
   CHECK(failures(set) == "");
   CHECK(with_status(all_checks(set), std::nullopt) == "");
 }

@@ -13,21 +13,27 @@ namespace {
 
 using namespace test;
 
-/// A set with these figures: output error, softmax KL, model KL, perplexity ratio.
-VerifyReport report_of(double error, double softmax_kl, double kld, double ppl_ratio) {
+/// A part with these figures: output error, softmax KL, model KL, perplexity ratio.
+MethodReport figures_of(const std::string& part, double error, double softmax_kl, double kld, double ppl_ratio) {
   MethodReport method;
-  method.name = "set", method.kind = MethodKind::kThis;
+  method.name = part, method.kind = MethodKind::kThis;
   method.attention = AttentionMetrics{};
   method.attention->output_rel_error = error, method.attention->softmax_kl = softmax_kl;
   method.model = ModelMetrics{};
   method.model->positions = 1, method.model->kld_mean = kld, method.model->ppl_ratio = ppl_ratio;
+  return method;
+}
+
+/// A set of rotations with these figures.
+VerifyReport report_of(double error, double softmax_kl, double kld, double ppl_ratio) {
   VerifyReport report;
-  report.methods.push_back(method);
+  report.parts = {{.name = kRotationsName, .default_limits = verify::int2_thresholds()}};
+  report.methods = {figures_of(kRotationsName, error, softmax_kl, kld, ppl_ratio)};
   return report;
 }
 
 VerifyReport judged(VerifyReport report, const VerifyThresholds& given) {
-  verify::judge(report, given, verify::int2_thresholds());
+  verify::judge(report, given, true);
   return report;
 }
 
@@ -59,8 +65,8 @@ TEST_CASE("limits of coded sets follow their bits, between sets that work and se
   const auto accepted = [](const Json& f, double bits) {
     VerifyReport report = report_of(f.at("output_rel_error"), f.at("softmax_kl"), f.at("kld_mean"),
                                     1 + f.at("ppl_increase").get<double>());
-    verify::judge(report, {}, verify::coded_thresholds(bits));
-    return report.verdict == Verdict::kAccepted;
+    report.parts[0].default_limits = verify::coded_thresholds(bits);
+    return judged(report, {}).verdict == Verdict::kAccepted;
   };
   const Json language = read_json(test::data("../bench/results/real_model_h200.json"));
   const double ppl = language.at("baselines").at(0).at("ppl");
@@ -106,7 +112,8 @@ TEST_CASE("a reason names the figure, the limit and where it comes from") {
   CHECK(report.reasons[1] == "model KL 0.02 is above --max-kld 0.015");
   const Json limits = to_json(report).at("limits");
   REQUIRE(limits.size() == 4);
-  CHECK(limits[2] == Json{{"figure", "kld_mean"}, {"value", 0.02}, {"limit", 0.015}, {"origin", "given"}});
+  CHECK(limits[2] ==
+        Json{{"part", "rotations"}, {"figure", "kld_mean"}, {"value", 0.02}, {"limit", 0.015}, {"origin", "given"}});
   CHECK(limits[3].at("value").get<double>() == doctest::Approx(0.02));
   CHECK(limits[3].at("origin") == "default");
   CHECK(limits[3].at("measured_on") == verify::kDefaultLimitsMeasuredOn);
@@ -115,9 +122,8 @@ TEST_CASE("a reason names the figure, the limit and where it comes from") {
 TEST_CASE("a given limit may be wider than the default, and no number is above every limit") {
   CHECK(judged(report_of(0.5, 0.5, 0.5, 1.5), {1.0, 1.0, 1.0, 1.0}).verdict == Verdict::kAccepted);
   CHECK(judged(report_of(std::nan(""), 0, 0, 1), {}).verdict == Verdict::kRejected);
-  VerifyReport unmeasured;
-  unmeasured.methods.resize(1);
-  unmeasured.methods[0].kind = MethodKind::kThis;
+  VerifyReport unmeasured = report_of(0, 0, 0, 1);
+  unmeasured.methods[0].attention.reset(), unmeasured.methods[0].model.reset();
   CHECK(judged(unmeasured, {}).verdict == Verdict::kNotMeasured);
 }
 
@@ -129,7 +135,7 @@ TEST_CASE("a set without a rotation is rejected by default, and without limits n
   const Verified v = verified(path, model_on(Sample::get().held_out), options);
   CHECK(v.report.verdict == Verdict::kRejected);
   CHECK(structure_ok(v.report));
-  CHECK(v.report.bits_per_code == 2);
+  CHECK(v.report.parts[0].bits == 2);
   check_contains(v.reasons, "the default for its bits (--max-kld)");
   options.default_limits = false;
   const Verified free = verified(path, model_on(Sample::get().held_out), options);

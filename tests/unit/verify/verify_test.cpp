@@ -41,7 +41,7 @@ TEST_CASE("a fitted set is accepted, beats the methods beside it, and its figure
   CHECK(v.report.windows == Windows{16, 64});
   CHECK(v.report.methods.size() == 5);
   CHECK(v.report.methods[4].kind == MethodKind::kThis);
-  const MethodReport& oscar = method(v.report, "oscar");
+  const MethodReport& oscar = method(v.report, "rotations");
   const MethodReport& naive = method(v.report, "naive");
   CHECK(oscar.layers.size() == 4);
   const Json document = to_json(v.report);
@@ -57,9 +57,9 @@ TEST_CASE("a fitted set is accepted, beats the methods beside it, and its figure
   for (const Check& check : v.report.checks) CHECK_MESSAGE(check.ok == true, check.name, ": ", check.message);
 
   record_verification(path, verification_summary(v.report));
-  const RotationPart again = read_rotation_set(path);
+  const Set again = read_set(path);
   CHECK(again.verification.at("verdict") == "accepted");
-  CHECK(again.verification.at("methods").at("oscar").at("model").at("kld_mean") == oscar.model->kld_mean);
+  CHECK(again.verification.at("methods").at("rotations").at("model").at("kld_mean") == oscar.model->kld_mean);
   CHECK(verified(path).report.verdict == Verdict::kNotMeasured);  // its structure alone
 }
 
@@ -92,7 +92,8 @@ TEST_CASE("methods that decode sequences are measured like others, in common win
   CHECK(kivi.model->kld_mean < method(common.report, "naive").model->kld_mean / 2);
   CHECK(kivi.attention->output_rel_error_k_only < kivi.attention->output_rel_error);
   CHECK(method(common.report, "q8_0").model->kld_mean < 1e-3);
-  CHECK(method(common.report, "int4").attention->softmax_kl < method(common.report, "oscar").attention->softmax_kl / 4);
+  CHECK(method(common.report, "int4").attention->softmax_kl <
+        method(common.report, "rotations").attention->softmax_kl / 4);
   // The model's config tells the base of RoPE.
   CHECK(common.warnings.find("rope_theta") == std::string::npos);
   // q8_0 takes more bits than the set: being better is no news.
@@ -101,7 +102,7 @@ TEST_CASE("methods that decode sequences are measured like others, in common win
   options.own_windows = true;
   const Verified own = verified(path, model_on(Sample::get().held_out), options);
   CHECK(method(own.report, "kivi_g128").windows == Windows{0, 128});
-  CHECK(method(own.report, "oscar").windows == Windows{16, 64});
+  CHECK(method(own.report, "rotations").windows == Windows{16, 64});
   CHECK(method(own.report, "naive").model->kld_mean > method(common.report, "naive").model->kld_mean);
 }
 

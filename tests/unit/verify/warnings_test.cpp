@@ -20,10 +20,11 @@ struct RandomModel {
     write_random_model(name, folder / "model");
     runner = open_model(folder / "model");
     const auto source = open_live(*runner, text, {}, Sample::get().status);
-    FitOptions options{.recipe = "oscar", .target = "any", .windows = {4, 16}};
-    options.clip = "0.96,0.92";
-    options.center = centred;
-    path = written(folder, fit(*source, options, *Sample::get().backend, Sample::get().status).set);
+    const FitOptions options{
+        .recipe = "oscar", .readers = {"vllm"}, .center = centred, .clip = "0.96,0.92", .windows = {4, 16}};
+    Backend& backend = *Sample::get().backend;
+    Status& status = Sample::get().status;
+    path = written(folder, fit(take(FitData{*source}, options, {}, backend, status), options, backend, status));
   }
 
   [[nodiscard]] Verified judged() const {
