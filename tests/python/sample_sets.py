@@ -19,5 +19,5 @@ def sample_set(recipe="auto"):
     """The folder of a set; with recipe auto it has all parts. Windows are 64 + 256 tokens."""
     folder = Path(tempfile.mkdtemp(prefix="oscar-sample-"))
     atexit.register(shutil.rmtree, folder)
-    oscar_kv.fit(folder / recipe, model=MODEL, tokens=GOLDEN / "tokens_calib.npy", max_tokens=8192, device="cpu", recipe=recipe)
+    oscar_kv.fit(folder / recipe, model=MODEL, tokens=GOLDEN / "tokens_calib.npy", max_tokens=4096, device="cpu", recipe=recipe)
     return folder / recipe

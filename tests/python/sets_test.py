@@ -286,6 +286,8 @@ class SetsTest(unittest.TestCase):
         key = load_file(sample_set() / "coded.safetensors")
         name = "layers.1.key."
         levels, same = key[name + "levels"], lambda part: None  # noqa: E731
+        said = self.manifest()["parts"]["coded"]["layers"][1]["key"]
+        rows, bits = f"row_bytes are {said['row_bytes']}, and the manifest says", f"bits are {said['bits']}, and the manifest says"
 
         def says(**changes):
             return lambda part: part["layers"][1]["key"].update(**changes)
@@ -293,10 +295,10 @@ class SetsTest(unittest.TestCase):
         for expected, tensors, manifest in (
                 ("no layers", (), lambda part: part.update(layers=[])), ("the codec is not coded", (), lambda part: part["codec"].update(name="minmax")),
                 ("a layer_id comes twice", (), lambda part: part["layers"].append(part["layers"][0])),
-                ("row_bytes are [27], and the manifest says [24]", (), says(row_bytes=[24])),
-                ("row_bytes are [27], and the manifest says None", (), says(row_bytes=None)),
-                ("most_levels are [", (), says(most_levels=[256])), ("bits are 1.6875, and the manifest says 2", (), says(bits=2)),
-                ("bits are 1.6875, and the manifest says '2'", (), says(bits="2")),
+                (f"{rows} [2]", (), says(row_bytes=[2])),
+                (f"{rows} None", (), says(row_bytes=None)),
+                ("most_levels are [", (), says(most_levels=[256])), (f"{bits} 0.5", (), says(bits=0.5)),
+                (f"{bits} '2'", (), says(bits="2")),
                 ("row_bytes are", (), lambda part: part["layers"][1].update(key=7)),
                 ("matrices of 128 where the manifest says 64", (), lambda part: part["layers"][1].update(value_dim=64)),
                 ("no square matrices", {name + "write": None}, same), ("no square matrices", {name + "write": key[name + "write"][:, :64]}, same),

@@ -39,7 +39,7 @@ class Side:
 
     rotation: Any  # (1 or KV heads, d, d)
     read_rotation: Any  # the same shape; rotation itself if that is orthogonal
-    mean: Any | None = None  # (KV heads or 1, d), subtracted from keys; None: nothing is
+    mean: Any | None = None  # any float (KV heads or 1, d), subtracted from keys; None: nothing is
     clip_ratios: Any | None = None  # of INT2 rows, any float (KV heads or 1); 0 = no clipping, None = not known
     levels: Any | None = None  # of the coded cache, int32 (KV heads, d); None: rows are INT2
     step: Any | None = None  # of that shape: distance of two levels, and root mean square of the channel
@@ -347,7 +347,7 @@ def _side(arrays: dict[str, np.ndarray], layer: dict[str, Any], name: str, codec
         where,
         (read is None or read.shape != write.shape, "reading and writing matrices have different shapes"),
         (mean is not None and (mean.ndim != 2 or mean.shape[1] != dim), "means of another shape"),
-        (not all(x.dtype == np.float32 and np.isfinite(x).all() for x in numbers if x is not None), "numbers that are not finite float32"),
+        (not all(x.dtype.kind == "f" and np.isfinite(x).all() for x in numbers if x is not None), "numbers that are not finite"),
         (dim != said_dim and (name == "key" or codec is None), f"matrices of {dim} where the manifest says {said_dim!a}"),
         (group_size > 0 and dim % group_size != 0, f"groups of {group_size} channels do not divide {dim}"))
     side = Side(write, read, mean, None if codec is None else _clip_ratios(layer.get(name), clips, where), *formats)
