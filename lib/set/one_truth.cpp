@@ -49,17 +49,7 @@ bool is_side(const fs::path& file, const RotationPart& part, SideOfLayer side) {
   return usual && found == side_pt(part, side, static_cast<int>(*number), file.string());
 }
 
-/// Files of others are kept byte by byte; a manifest was made of what they tell.
-bool is_told_by(const fs::path& folder, const Set& set) {
-  const RotationPart& part = set.rotations.begin()->second;
-  Json made =
-      make_manifest(read_foreign_files(folder / key_pt_name(part), folder / value_pt_name(part)), Json::array());
-  Json found = set.manifest;
-  for (const char* name : {"oscar_version", "files", "verification", "origin"}) made.erase(name), found.erase(name);
-  return made == found;
-}
-
-void expect_part(const Set& set, const std::string& name, bool copied, Expected& expected) {
+void expect_part(const Set& set, const std::string& name, Expected& expected) {
   const RotationPart& part = set.rotations.at(name);
   const std::string folder = folder_of_part(name);
   expected[folder + kPartFile] = [&](const fs::path& file) {
@@ -87,9 +77,7 @@ void expect_part(const Set& set, const std::string& name, bool copied, Expected&
   }
   for (const auto& [file_name, side] :
        {std::pair{key_pt_name(part), &LayerRotation::key}, {value_pt_name(part), &LayerRotation::value}}) {
-    expected[folder + file_name] = [&, copied, side = side](const fs::path& file) {
-      return copied || is_side(file, part, side);
-    };
+    expected[folder + file_name] = [&, side = side](const fs::path& file) { return is_side(file, part, side); };
   }
 }
 
@@ -216,13 +204,10 @@ Clauses manifest_disagreements(const Set& set) {
 
 Clauses disagreements(const fs::path& folder, const Set& set) {
   Clauses out = manifest_disagreements(set);
-  const bool copied = !set.origin.is_null() && set.rotations.size() == 1 && !set.rotations.begin()->second.latent &&
-                      !fs::exists(folder / kPartFile);
   Expected expected;
   if (set.coded) expected[kCodedFile] = [](const fs::path&) { return true; };  // nothing in it is told by another file
-  for (const auto& [name, part] : set.rotations) expect_part(set, name, copied, expected);
+  for (const auto& [name, part] : set.rotations) expect_part(set, name, expected);
   compare_list(folder, set, expected, out);
-  if (copied) expected["manifest.json"] = [&](const fs::path&) { return is_told_by(folder, set); };
   for (const auto& [name, follows] : expected) {
     if (!fs::exists(folder / name)) continue;
     try {

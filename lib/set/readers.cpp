@@ -58,11 +58,12 @@ const std::vector<Reader>& readers() {
                       .mean = true,
                       .key_clips = true,
                       .value_clips = true,
-                      .lloyd_max = true};
+                      .lloyd_max = true,
+                      .lloyd_max_of_groups = true};
     std::vector<Reader> all{ours, ours, ours, {.lloyd_max = true}, {}};
     all[0].name = "vllm", all[1].name = "transformers", all[2].name = "sglang", all[3].name = "sglang-v1";
     all[4].name = "llamacpp";
-    all[2].coded = all[2].value_clips = false;
+    all[2].coded = all[2].value_clips = all[2].lloyd_max_of_groups = false;
     return all;
   }();
   return kReaders;
@@ -78,7 +79,14 @@ const Reader& reader_from_name(const std::string& name, const std::string& optio
 }
 
 std::string beyond_reader(const Reader& reader, const RotationPart& rotations) {
-  if (rotations.key_codec.grid == Grid::kLloydMax && !reader.lloyd_max) return "codec lloyd-max";
+  if (rotations.key_codec.grid == Grid::kLloydMax) {
+    const int group = rotations.key_codec.group_size;
+    const auto cut = [&](const LayerRotation& layer) { return group > 0 && group != layer.key.rotation.dim; };
+    const bool whole =
+        rotations.key_clip_scalar > 0 && rotations.value_clip_scalar > 0 && std::ranges::none_of(rotations.layers, cut);
+    if (!reader.lloyd_max) return "codec lloyd-max";
+    if (!reader.lloyd_max_of_groups && !whole) return "codec lloyd-max for other rows than whole clipped heads";
+  }
   for (const LayerRotation& layer : rotations.layers) {
     for (const SideTransform* side : {&layer.key, &layer.value}) {
       const auto has = [&](const char* what) { return "layer " + std::to_string(layer.layer_id) + " has " + what; };

@@ -18,11 +18,6 @@ struct ServerVariable {
   bool is_file = false;
 };
 
-bool serves_lloyd_max(const RotationPart& set) {
-  const int group = set.key_codec.group_size, dim = set.layers.front().key.rotation.dim;
-  return (group == 0 || group == dim) && set.key_clip_scalar > 0 && set.value_clip_scalar > 0;
-}
-
 bool one_matrix_per_layer(const SideTransform& side) {
   return side.rotation.count == 1 && side.read_rotation.count == 0;
 }
@@ -93,16 +88,6 @@ std::vector<ServerVariable> sglang_variables(const RotationPart& set, bool means
 
 /// Else the server is OSCAR's SGLang.
 bool is_llama_cpp(const Reader& server) { return server.name == "llamacpp"; }
-
-/// Why the server cannot serve the rotations; empty if it can.
-std::string server_obstacle(const RotationPart& part, const Reader& server) {
-  std::string beyond = beyond_reader(server, part);
-  if (!beyond.empty() || part.latent || is_llama_cpp(server)) return beyond;
-  if (part.key_codec.grid == Grid::kLloydMax && !serves_lloyd_max(part)) {
-    return "the server writes Lloyd-Max codes only for whole clipped heads: groups of head_dim, clip ratios above 0";
-  }
-  return {};
-}
 
 /// files: what lies in the part's folder for servers. Means and latent rotations are named if they are among them.
 std::vector<ServerVariable> server_variables(const RotationPart& part, const Reader& server, const ServedFiles& files) {
@@ -184,11 +169,6 @@ std::vector<std::string> served_names(const RotationPart& set) {
   return names;
 }
 
-std::string why_not_served(const RotationPart& part, const Reader& server) {
-  const std::string obstacle = server_obstacle(part, server);
-  return obstacle.empty() ? obstacle : server.name + " cannot serve these rotations: " + obstacle;
-}
-
 }  // namespace
 
 std::string key_pt_name(const RotationPart& set) { return "k_rotation_" + set.key_objective + ".pt"; }
@@ -225,7 +205,6 @@ ServedFiles hash_served_files(const fs::path& folder, const RotationPart& set) {
 }
 
 std::string serve_env(const RotationPart& part, const Reader& server, const ServedFiles& files) {
-  if (const std::string why_not = why_not_served(part, server); !why_not.empty()) return "# " + why_not + ".\n";
   const bool llama_cpp = is_llama_cpp(server);
   std::string text = llama_cpp ? "# Environment of OSCAR's branch of llama.cpp, whose GGUF must hold these rotations\n"
                                : "# Environment of OSCAR's SGLang for this set; read it in bash with: set -a; source "
@@ -255,14 +234,16 @@ ServerSettings server_settings(const Set& set, const std::string& server, const 
   }
   const auto own = parts.find(name);
   if (own == parts.end() || own->second == kCodedName) {
-    throw DataError("the set has no part for " + (name.empty() ? "a server of OSCAR's" : name), folder.string(),
-                    "fit one: oscar fit --for " + (name.empty() ? "sglang" : name));
+    if (name.empty()) name = "sglang";
+    std::string why;  // of all parts, what the server cannot read
+    for (const auto& [part_name, part] : set.rotations) {
+      const std::string beyond = beyond_reader(reader_from_name(name, "--for"), part);
+      if (!beyond.empty()) why += "; of " + part_name + ", " + beyond;
+    }
+    throw DataError("the set has no part for " + name + why, folder.string(), "fit one: oscar fit --for " + name);
   }
   const Reader& reader = reader_from_name(name, "--for");
   const RotationPart& part = set.rotations.at(own->second);
-  if (const std::string why_not = why_not_served(part, reader); !why_not.empty()) {
-    throw DataError(why_not, folder.string(), "fit a set for it: oscar fit --for " + name);
-  }
   const ServedFiles files = served_files(set, own->second);
   ServerSettings settings{name,
                           own->second,

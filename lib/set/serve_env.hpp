@@ -31,8 +31,8 @@ using ServedFiles = std::map<std::string, std::string>;
 [[nodiscard]] const Reader* server_of_part(const Set& set, const std::string& part);
 
 /// serve.env: SGLANG_* lines for bash, to be read with `source`; paths are relative to the file's own folder. With
-/// `files`, sourcing it fails, and sets nothing, if one of them is missing or has another hash. For rotations that the
-/// server cannot use, comments that say why. Holds no text of the set but names from set/names.hpp.
+/// `files`, sourcing it fails, and sets nothing, if one of them is missing or has another hash. The server must be able
+/// to read the part. Holds no text of the set but names from set/names.hpp.
 [[nodiscard]] std::string serve_env(const RotationPart& part, const Reader& server, const ServedFiles& files);
 
 struct ServerSettings {

@@ -64,7 +64,8 @@ struct Reader {
   bool per_head = false;                        // one matrix per KV head
   bool mean = false;                            // a mean key
   bool key_clips = false, value_clips = false;  // a clip ratio per KV head
-  bool lloyd_max = false;                       // codec lloyd-max
+  bool lloyd_max = false;                       // codec lloyd-max, of whole clipped heads
+  bool lloyd_max_of_groups = false;             // of smaller groups, and without clipping
 };
 /// Returns vllm, transformers, sglang (trees that read format version 3), sglang-v1 and llamacpp.
 [[nodiscard]] const std::vector<Reader>& readers();

@@ -24,21 +24,14 @@ void require_no_calibration(const fs::path& folder) {
   }
 }
 
-/// What servers load, without the .pt files of both sides: mean keys, and serve.env if one reads the part.
+/// What servers load; serve.env if one reads the part.
 void write_served(const fs::path& folder, const Set& set, const std::string& name) {
   const RotationPart& part = set.rotations.at(name);
+  part.latent ? write_rotation_mla(folder, part) : write_rotation_pt_files(folder, part, 0);
   if (!part.latent && has_key_means(part)) write_pt(folder / kKeyMeansName, key_means_pt(part));
   if (const Reader* server = server_of_part(set, name)) {
     write_file(folder / "serve.env", serve_env(part, *server, hash_served_files(folder, part)));
   }
-}
-
-/// The manifest, last, over everything that is there; then the folder gets its name.
-void finish_set(AtomicFolder& out, const Set& set, const fs::path& folder) {
-  const Json manifest = make_manifest(set, list_with_hashes(out.path(), list_files(out.path())));
-  validate_json(manifest, kSetSchema, folder.string());
-  write_json(out.path() / "manifest.json", manifest);
-  out.commit();
 }
 
 }  // namespace
@@ -50,29 +43,15 @@ void write_set(const fs::path& folder, const Set& set, const RotationFormats& fo
   for (const auto& [name, part] : set.rotations) {
     const fs::path place = out.path() / folder_of_part(name);
     fs::create_directories(place);
-    if (formats.pt) {
-      writers.emplace_back([&, place] {
-        part.latent ? write_rotation_mla(place, part) : write_rotation_pt_files(place, part, 0);
-        write_served(place, set, name);
-      });
-    }
+    if (formats.pt) writers.emplace_back([&, place] { write_served(place, set, name); });
     if (formats.h5) writers.emplace_back([&, place] { write_part_h5(place / kPartFile, part); });
     for (const auto& [table_name, table] : clip_tables(part)) write_json(place / table_name, table);
   }
   parallel_for(writers.size(), [&](std::size_t i) { writers[i](); });
-  finish_set(out, set, folder);
-}
-
-void write_foreign_set(const fs::path& folder, const fs::path& key_file, const fs::path& value_file,
-                       const std::string& source, bool replace) {
-  Set set = read_foreign_files(key_file, value_file);
-  if (!source.empty()) set.origin["source"] = source;
-  const RotationPart& part = set.rotations.at(kRotationsName);
-  AtomicFolder out(folder, replaceable_set(replace));
-  write_file(out.path() / key_pt_name(part), read_text(key_file));
-  write_file(out.path() / value_pt_name(part), read_text(value_file));
-  write_served(out.path(), set, kRotationsName);
-  finish_set(out, set, folder);
+  const Json manifest = make_manifest(set, list_with_hashes(out.path(), list_files(out.path())));
+  validate_json(manifest, kSetSchema, folder.string());
+  write_json(out.path() / "manifest.json", manifest);
+  out.commit();
 }
 
 Set read_set(const fs::path& folder, ListedFiles listed) {

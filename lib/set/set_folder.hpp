@@ -4,7 +4,6 @@
 
 #include <filesystem>
 #include <functional>
-#include <string>
 
 #include "set/formats.hpp"
 #include "set/set.hpp"
@@ -14,11 +13,6 @@ namespace oscar {
 /// Writes the folder whole or not at all, with serve.env beside the rotations that a server of OSCAR's reads. replace:
 /// a folder that holds a set of ours and nothing else may be there; otherwise that is a UsageError.
 void write_set(const std::filesystem::path& folder, const Set& set, const RotationFormats& formats, bool replace);
-
-/// Makes a set of two foreign .pt files, which are copied as they are: with a manifest that says what they tell and
-/// what not. source: where they were fetched, or empty.
-void write_foreign_set(const std::filesystem::path& folder, const std::filesystem::path& key_file,
-                       const std::filesystem::path& value_file, const std::string& source, bool replace);
 
 /// Whether the caller compares the files of a folder itself with what its manifest says.
 enum class ListedFiles { kCheck, kChecked };

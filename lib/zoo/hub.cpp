@@ -81,14 +81,6 @@ std::vector<FileDigest> rotation_files(const HubRepository& repository, const st
 
 void make_set_of_files(const fs::path& files_folder, const fs::path& set, const std::string& source) {
   const std::vector<fs::path> files = list_files(files_folder);
-  const auto only = [&](const std::string& prefix) {
-    const auto fits = [&](const fs::path& file) {
-      return file.string().starts_with(prefix) && file.extension() == ".pt";
-    };
-    return std::ranges::count_if(files, fits) == 1 ? files_folder / *std::ranges::find_if(files, fits) : fs::path();
-  };
-  const fs::path keys = only("k_rotation"), values = only("v_rotation");
-  if (!keys.empty() && !values.empty()) return write_foreign_set(set, keys, values, source, true);
   Set foreign = read_any_set(files.size() == 1 ? files_folder / files.front() : files_folder);
   if (!foreign.origin.is_null()) foreign.origin["source"] = source;
   write_set(set, foreign, {}, true);

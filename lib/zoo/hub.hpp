@@ -21,8 +21,7 @@ namespace oscar {
 /// several are and none is named.
 [[nodiscard]] std::vector<FileDigest> rotation_files(const HubRepository& repository, const std::string& pair);
 
-/// Makes a set in `set` of the rotation files in `files_folder`, which were fetched from `source`: .pt files of both
-/// sides stay as they are, other shapes are converted. Throws DataError.
+/// Makes a set in `set` of the rotation files in `files_folder`, which were fetched from `source`. Throws DataError.
 void make_set_of_files(const std::filesystem::path& files_folder, const std::filesystem::path& set,
                        const std::string& source);
 

@@ -45,11 +45,13 @@ def strays_stay_behind(folder, _):
 
 def faults():
     cases = [*((case, "set", True) for case in PLAIN.items()), *((case, "rich", True) for case in set_edits.IN_RICH_PT.items()),
+             *((case, "coded", True) for case in set_edits.IN_CODED.items()),
              *((case, "set", False) for case in set_edits.IN_LIST.items())]
     for index, ((name, change), folder, hashes) in enumerate(cases):
         # Each edit meets one reader: all derive the same files again, and every run costs a quarter of a second.
         verify = name in VERIFY_ONLY or index % 3 == 0
-        args = VERIFY if verify else OTHERS[1 if name in STRAYS else index % len(OTHERS)]
+        others = OTHERS[:2] if folder == "coded" else OTHERS  # what reads this kind of part
+        args = VERIFY if verify else others[1 if name in STRAYS else index % len(others)]
         more = {"exits": (1, 3)} if verify else {"exits": (0, 1), "check": strays_stay_behind} if name in STRAYS else {}
         yield Fault(f"derived/{name}/{args[0]}", tuple(word.replace("{set}", folder) for word in args), (folder,),
                     planted(change, folder, hashes), **more)

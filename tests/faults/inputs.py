@@ -67,8 +67,9 @@ class Maker:
     def sets(self):
         self.oscar("fit", "--dump", "dump", "--recipe", "oscar", "--out", "set")
         self.oscar("fit", "--dump", "dump", "--recipe", "stretch", "--center", "--out", "rich")
+        self.oscar("fit", "--dump", "dump", "--recipe", "coded", "--out", "coded")
         self.oscar("convert", "set", "fresh")
-        for name in ("set", "rich"):
+        for name in ("set", "rich", "coded"):
             self.oscar("verify", name, "--dump", "held", "--compare", "none")
         self.oscar("fit", "--dump", "dump", "--recipe", "oscar", "--save-stats", "stats")
 

@@ -151,6 +151,15 @@ IN_MANIFEST = {
 }
 
 
+IN_CODED = {
+    **{f"coded-{path}": member(f"parts.coded.{path}", value) for path, value in {
+        "layers.1.key.bits": 1.0, "layers.1.value.row_bytes.0": 5, "layers.1.key.most_levels.0": 256, "layers.1.layer_id": 0,
+        "layers.1.head_dim": 64, "codec.bits_taken": 1.0}.items()},
+    "coded-tensor": lambda folder: edit.safetensors(folder / "coded.safetensors", lambda header: header.pop("layers.1.key.mean")),
+    "coded-readers": member("readers.sglang", "coded"),
+}
+
+
 def unlisted_env(folder):
     appended("serve.env", b"touch pwned\n")(folder)
     manifest(lambda document: {**document, "files": [file for file in document["files"] if file["path"] != "serve.env"]})(folder)

@@ -165,20 +165,31 @@ TEST_CASE("archives that are not rotation files are errors that say what is miss
               DataError, "q_rotation");
 }
 
-TEST_CASE("serve.env tells a server everything, or why it cannot serve the set") {
+TEST_CASE("serve.env tells a server everything") {
   const std::string env = env_for("sglang-v1", sample());
   for (const char* line : {"SGLANG_OSCAR_K_CLIP_RATIO=0.95", "SGLANG_OSCAR_V_CLIP_RATIO=0.9", "PREFIX_TOKENS=32",
                            "RECENT_TOKENS=128", "--kv-cache-quant-group-size 2", "k_rotation_qqt_r_h_pbr.pt"}) {
     CHECK_MESSAGE(env.find(line) != std::string::npos, line);
   }
-  CHECK(env_for("sglang-v1", sample(2)).find("one rotation per head") != std::string::npos);
   RotationPart stretched = sample();
   stretched.layers[1].key.read_rotation = stretched.layers[1].key.rotation;
-  const std::string refused = env_for("sglang-v1", stretched), served = env_for("sglang", stretched);
-  CHECK(refused == "# sglang-v1 cannot serve these rotations: layer 7 has a read side of its own.\n");
+  const std::string served = env_for("sglang", stretched);
   CHECK(served.find("format version 3: layer 7 has a read side") != std::string::npos);
   CHECK(served.find("SGLANG_OSCAR_K_ROTATION_PATH") != std::string::npos);
   CHECK(env_for("llamacpp", sample()).find("LLAMA_KV_CLIP_RATIO=0.95\n") != std::string::npos);
+}
+
+TEST_CASE("a server is told of the part that it reads, or why there is none") {
+  const test::TemporaryFolder folder;
+  Set set = set_of(sample(2));
+  write_set(folder / "set", set, {}, false);
+  CHECK(server_settings(read_set(folder / "set"), "", folder / "set").server == "sglang");
+  CHECK_ERROR((void)server_settings(set, "llamacpp", "set"), DataError,
+              "no part for llamacpp; of rotations, layer 3 has one rotation per head");
+  set.readers = {"vllm"};
+  write_set(folder / "unserved", set, {}, false);
+  CHECK_FALSE(fs::exists(folder / "unserved/serve.env"));
+  CHECK_ERROR((void)server_settings(set, "", "set"), DataError, "no part for sglang");
 }
 
 TEST_CASE("serve.env says which tree it was written for, and what older ones do not know") {
@@ -260,11 +271,15 @@ TEST_CASE("serve.env switches Lloyd-Max on where the server has it, and says how
   CHECK(env_for("sglang-v1", sample()).find("SCALE_DTYPE=float32") != std::string::npos);
   CHECK(env_for("sglang", set).find("SGLANG_LLOYD_MAX=1") != std::string::npos);
   CHECK(env_for("sglang", set).find("SCALE_DTYPE=bfloat16") != std::string::npos);
+  const auto beyond = [&](const char* reader) { return beyond_reader(reader_from_name(reader, ""), set); };
+  CHECK(beyond("sglang").empty());
+  CHECK(beyond("llamacpp") == "codec lloyd-max");
   set.key_codec.group_size = 1;
-  CHECK(env_for("sglang", set).find("only for whole clipped heads") != std::string::npos);
+  CHECK(beyond("sglang") == "codec lloyd-max for other rows than whole clipped heads");
+  CHECK(beyond("vllm").empty());
   set.key_codec.group_size = 0;
   set.value_clip_scalar = 0;
-  CHECK(env_for("sglang", set).find("only for whole clipped heads") != std::string::npos);
+  CHECK(beyond("sglang-v1") == "codec lloyd-max for other rows than whole clipped heads");
 }
 
 TEST_CASE("clip ratios per head survive every format, and bare files of version 3 tell them") {
