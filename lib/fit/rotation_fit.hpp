@@ -27,7 +27,7 @@ struct MeanKey {
   int layer_id = 0;
   double share = 0;
 };
-/// Nothing if the statistics do not have these sums.
+/// Of the rows that are kept; nothing if there are none.
 [[nodiscard]] std::optional<MeanKey> largest_mean_key(const Statistics& statistics);
 
 }  // namespace oscar
