@@ -192,8 +192,8 @@ RotationPart fit_rotations(const Statistics& statistics, const Recipe& recipe, c
   return part;
 }
 
-std::optional<MeanKey> largest_mean_key(const Statistics& statistics) {
-  std::optional<MeanKey> most;
+std::optional<std::pair<int, double>> largest_mean_key(const Statistics& statistics) {
+  std::optional<std::pair<int, double>> most;
   for (const LayerStatistics& layer : statistics.layers) {
     if (layer.key_rows.empty()) return std::nullopt;
     double of_mean = 0, all = 0;
@@ -205,7 +205,7 @@ std::optional<MeanKey> largest_mean_key(const Statistics& statistics) {
       }
       for (const double each : sum) of_mean += each * each / static_cast<double>(rows.size() / sum.size());
     }
-    if (!most || of_mean / all > most->share) most = {layer.layer_id, of_mean / all};
+    if (!most || of_mean / all > most->second) most = {layer.layer_id, of_mean / all};
   }
   return most;
 }
