@@ -122,11 +122,11 @@ std::string listed(const std::vector<std::string>& names) {
 
 /// Records what rotations without means leave to be quantised, and warns if it is most of all.
 void tell_of_mean_key(const Statistics& statistics, Set& set, Status& status) {
-  const std::optional<MeanKey> mean = largest_mean_key(statistics);
+  const auto mean = largest_mean_key(statistics);
   const auto part = set.rotations.find(kRotationsName);
   if (!mean || part == set.rotations.end()) return;
-  part->second.recipe["mean_key"] = {{"layer_id", mean->layer_id}, {"share_of_energy", mean->share}};
-  if (mean->share <= kMostOfEnergy) return;
+  part->second.recipe["mean_key"] = {{"layer_id", mean->first}, {"share_of_energy", mean->second}};
+  if (mean->second <= kMostOfEnergy) return;
   std::vector<std::string> names;
   for (const auto& [reader, own] : parts_of_readers(set)) {
     if (own == kRotationsName) names.push_back(reader);
@@ -136,7 +136,7 @@ void tell_of_mean_key(const Statistics& statistics, Set& set, Status& status) {
   status.notice(
       fmt::format("{} {} rotations without means, and in layer {} the mean key has {:.0f} % of the keys' energy: "
                   "expect errors that verify will reject",
-                  listed(names), names.size() == 1 ? "reads" : "read", mean->layer_id, 100 * mean->share));
+                  listed(names), names.size() == 1 ? "reads" : "read", mean->first, 100 * mean->second));
 }
 
 }  // namespace

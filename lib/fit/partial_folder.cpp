@@ -78,6 +78,4 @@ void PartialFolder::remove(const fs::path& folder) {
   fs::remove(folder, ignored);  // unless something else is in it
 }
 
-void PartialFolder::remove() const { remove(folder_); }
-
 }  // namespace oscar

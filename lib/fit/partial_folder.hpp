@@ -28,7 +28,6 @@ class PartialFolder {
   [[nodiscard]] std::filesystem::path file_of(int layer_id) const;
   [[nodiscard]] bool has(int layer_id) const;
   /// Once the whole is written: takes away what such folders hold, and the folder if nothing else is in it.
-  void remove() const;
   static void remove(const std::filesystem::path& folder);
 
  private:

@@ -192,22 +192,22 @@ RotationPart fit_rotations(const Statistics& statistics, const Recipe& recipe, c
   return part;
 }
 
-std::optional<MeanKey> largest_mean_key(const Statistics& statistics) {
-  MeanKey most{.layer_id = -1, .share = -1};
+std::optional<std::pair<int, double>> largest_mean_key(const Statistics& statistics) {
+  std::optional<std::pair<int, double>> most;
   for (const LayerStatistics& layer : statistics.layers) {
-    const auto squares = layer.first.sums.find(Moment::kKtk);
-    if (!layer.first.keys || squares == layer.first.sums.end()) return std::nullopt;
+    if (layer.key_rows.empty()) return std::nullopt;
     double of_mean = 0, all = 0;
-    for (const double each : layer.first.keys->mean()) of_mean += each * each;
-    const MatrixStack moments = squares->second.mean();
-    for (int head = 0; head < moments.count; ++head) {
-      for (int i = 0; i < moments.dim; ++i) {
-        all += moments[head][static_cast<std::size_t>(i) * static_cast<std::size_t>(moments.dim + 1)];
+    for (const std::vector<float>& rows : layer.key_rows) {
+      std::vector<double> sum(static_cast<std::size_t>(layer.key_dim));
+      for (std::size_t i = 0; i < rows.size(); ++i) {
+        sum[i % sum.size()] += rows[i];
+        all += double{rows[i]} * double{rows[i]};
       }
+      for (const double each : sum) of_mean += each * each / static_cast<double>(rows.size() / sum.size());
     }
-    if (of_mean / all > most.share) most = {layer.layer_id, of_mean / all};
+    if (!most || of_mean / all > most->second) most = {layer.layer_id, of_mean / all};
   }
-  return most.layer_id >= 0 ? std::optional(most) : std::nullopt;
+  return most;
 }
 
 }  // namespace oscar

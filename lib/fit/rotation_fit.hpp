@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "base/status.hpp"
 #include "fit/options.hpp"
@@ -23,11 +24,7 @@ namespace oscar {
 
 /// The layer in which the mean key has the largest share of the energy of keys, |mean|^2 / mean |k|^2: what rotations
 /// without means have to quantise beside what keys tell apart.
-struct MeanKey {
-  int layer_id = 0;
-  double share = 0;
-};
-/// Nothing if the statistics do not have these sums.
-[[nodiscard]] std::optional<MeanKey> largest_mean_key(const Statistics& statistics);
+/// Its id and that share, of the rows that are kept; nothing if there are none.
+[[nodiscard]] std::optional<std::pair<int, double>> largest_mean_key(const Statistics& statistics);
 
 }  // namespace oscar

@@ -175,11 +175,8 @@ Statistics take(const FitData& data, const FitOptions& options, const OpenPartia
   const FitPlan plan = plan_parts(options, data.uncodable.empty());
   if (plan.coded && !data.uncodable.empty()) throw_not_coded(data.uncodable);
   TakeOptions taken{.moments = plan.moments(), .windows = options.windows, .coded = plan.coded, .uncentred = {}};
-  for (const auto& [part, recipe] : plan.rotations) {
-    if (options.clip == "auto") taken.clip = options.clip_fit;
-    // What share of the energy of keys their mean has, of which rotations without means cannot take hold.
-    if (!recipe.center) taken.moments.insert({Moment::kKeys, Moment::kKtk});
-  }
+  if (!plan.rotations.empty() && options.clip == "auto") taken.clip = options.clip_fit;
+  if (taken.moments.empty()) taken.moments = {Moment::kVtv};  // a file has sums
   taken.recipe = {{"sample_rows", taken.sample_rows}};
   std::vector<TokenSequence> texts;  // about which the model is asked; none of a dump
   const bool live = data.runner != nullptr;

@@ -292,7 +292,8 @@ LayerStatistics sum_of(const std::vector<LayerOfPart>& parts, std::int64_t wante
     if (i == 0) {
       sum = std::move(own);
     } else {
-      merge(sum, std::move(own), part->name() + ", layer " + std::to_string(sum.layer_id));
+      const std::string where = parts.front().part->name() + " and " + part->name();
+      merge(sum, std::move(own), where + ", layer " + std::to_string(sum.layer_id));
     }
   }
   sum.sst.reset();  // it was weighed by the query moments of a part

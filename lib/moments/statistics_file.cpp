@@ -332,7 +332,7 @@ StatisticsFile::Size StatisticsFile::size_of(const LayerStatistics& layer) const
   if (has(prefix + "key.rows") && file_.at(prefix + "key.rows").shape.size() == 3) {
     size.rows = file_.at(prefix + "key.rows").shape[1];
   }
-  for (const char* const name : {"vtv.total", "ktk.total", "keys.total"}) {
+  for (const char* const name : {"vtv.total", "ktk.total", "qqt.total"}) {
     if (!has(prefix + name)) continue;
     const std::vector<double> total = file_.load(prefix + name).to_doubles();
     if (!total.empty()) size.tokens = total.front();

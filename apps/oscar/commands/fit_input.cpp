@@ -34,14 +34,6 @@ std::string fingerprint_of_weights(const std::filesystem::path& model) {
   return hash.hex();
 }
 
-/// The longest text that will be served.
-int context_of(const FitCommand& command, const ModelConfig& config) {
-  const int most = config.max_position_embeddings;
-  if (command.fit.context <= most) return command.fit.context > 0 ? command.fit.context : most;
-  throw UsageError(fmt::format("the model reads {} tokens at most", most),
-                   fmt::format("--context {}", command.fit.context), "give that, or less");
-}
-
 }  // namespace
 
 FitInput::FitInput(const FitCommand& command, const Context& context)
@@ -59,7 +51,12 @@ FitInput::FitInput(const FitCommand& command, const Context& context)
   uncodable_ = why_not_coded(runner_->config(), layers);
   LiveOptions live_options{.layers = layers};
   if (plan_parts(command.fit, uncodable_.empty()).coded) {
-    context_ = context_of(command, runner_->config());
+    const int most = runner_->config().max_position_embeddings, asked = command.fit.context;
+    if (asked > most) {
+      throw UsageError(fmt::format("the model reads {} tokens at most", most), fmt::format("--context {}", asked),
+                       "give that, or less");
+    }
+    context_ = asked > 0 ? asked : most;
     live_options.first_positions = spread_over(context_, sequences_);
   }
   auto live = open_live(*runner_, sequences_, live_options, status);

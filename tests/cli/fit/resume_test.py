@@ -16,7 +16,7 @@ class ResumeTest(unittest.TestCase):
     def setUp(self):
         self.folder = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="oscar-resume-")))
         self.oscar("dump", "--model", DATA / "qwen3-2m", "--tokens", DATA / "golden/qwen3-2m/tokens_calib.npy", "--sequences", "1",
-                   "--seq-len", "450", "--out", "dump")
+                   "--seq-len", "512", "--out", "dump")
 
     def oscar(self, *options, status=0, says=""):
         done = subprocess.run([BINARY, *options], cwd=self.folder, capture_output=True, text=True,

@@ -47,8 +47,10 @@ def oscar(*arguments):
         raise AssertionError(done.stdout + done.stderr)
 
 
-def sha256(path):
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def sha256(path, of_coded=False):
+    """Of a file, or of the tensors alone that a coded set's file has: bytes behind a header of that length."""
+    content = path.read_bytes()
+    return hashlib.sha256(content[8 + int.from_bytes(content[:8], "little"):] if of_coded else content).hexdigest()
 
 
 def hashes(data, options):
@@ -59,7 +61,7 @@ def hashes(data, options):
         kept, folders = {}, {"coded": made, "rotations": made, "with_means": made / "with_means"}
         for name, part in json.loads((made / "manifest.json").read_text())["parts"].items():
             files = folders[name].glob("*.safetensors" if name == "coded" else "*.pt")
-            kept[name] = {path.name: sha256(path) for path in sorted(files)}
+            kept[name] = {path.name: sha256(path, of_coded=name == "coded") for path in sorted(files)}
             kept[name]["layers of the manifest"] = hashlib.sha256(json.dumps(part["layers"]).encode()).hexdigest()
         return kept if options.startswith("--recipe auto") else kept.popitem()[1]
 

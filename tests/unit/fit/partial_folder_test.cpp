@@ -69,10 +69,10 @@ TEST_CASE("what a folder of kept layers does not hold itself stays when it is do
   write_file(own / "hidden_2.safetensors", "");
   write_file(own / ".layer_1.safetensors.part.7", "");
   write_file(own / "mine.txt", "dear");
-  partial.remove();
+  PartialFolder::remove(own);
   CHECK(list_files(own) == std::vector<fs::path>{"mine.txt"});
   fs::remove(own / "mine.txt");
-  partial.remove();
+  PartialFolder::remove(own);
   CHECK_FALSE(fs::exists(own));
 }
 
