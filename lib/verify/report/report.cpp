@@ -206,7 +206,8 @@ Json verification_summary(const VerifyReport& report) {
   summary["methods"] = Json::object();
   for (Json entry : whole["methods"]) {
     entry.erase("layers");
-    summary["methods"][entry["name"].get<std::string>()] = std::move(entry);
+    const std::string method = entry["name"];
+    summary["methods"][method] = std::move(entry);
   }
   return summary;
 }

@@ -147,8 +147,8 @@ class ReportTest(unittest.TestCase):
         # Without data there is nothing else to draw.
         self.assertEqual((found["plots"], found["raw"]), (8, []))
         self.assertEqual(found["labels"][:4], ["Bits of keys", "Bits of values", "coded", "rotations"])
-        self.assertEqual(found["readers"], [["vllm", "coded"], ["transformers", "coded"], ["sglang", "with means"],
-                                            ["sglang-v1", "rotations"], ["llamacpp", "rotations"]])
+        self.assertEqual(found["readers"], [["llamacpp", "rotations"], ["sglang", "with means"], ["sglang-v1", "rotations"],
+                                            ["transformers", "coded"], ["vllm", "coded"]])
 
     def test_a_mistake_would_show_on_the_console(self):
         broken = self.folder / "broken.html"

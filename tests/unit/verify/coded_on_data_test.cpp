@@ -15,7 +15,7 @@ namespace {
 
 using namespace test;
 
-const CodedPart& fitted() { return *Sample::get().all_parts().coded; }
+const CodedPart& sample_part() { return *Sample::get().all_parts().coded; }
 
 std::vector<verify::CodedMoments> moments_on(const std::vector<TokenSequence>& texts, const CodedPart& set, bool same) {
   Sample& sample = Sample::get();
@@ -59,7 +59,7 @@ void turn_channels(CodedSide& side, std::size_t a, std::size_t b) {
 }  // namespace
 
 TEST_CASE("exchanged layers, and keys and values that were swapped, show on other text of the model") {
-  const CodedPart& sound = fitted();
+  const CodedPart& sound = sample_part();
   const auto moments = moments_on(Sample::get().held_out, sound, false);
   const std::vector<Check> checks = checks_of(sound, moments);
   CHECK(checks.size() == 8);
@@ -88,7 +88,7 @@ TEST_CASE("exchanged layers, and keys and values that were swapped, show on othe
 }
 
 TEST_CASE("matrices of no layer of the set do not belong to it") {
-  CodedPart set = fitted();
+  CodedPart set = sample_part();
   for (CodedLayer& layer : set.layers) {
     for (CodedSide* side : {&layer.key, &layer.value}) {
       for (double& entry : side->transform.rotation.data) entry *= 100;
@@ -140,7 +140,7 @@ TEST_CASE("saved sums of keys and values tell of exchanged layers, too") {
     layer.first.keys = take(*stream, {.moments = {Moment::kKeys}, .windows = {}}, *sample.backend).keys;
   }
   const TemporaryFolder folder, other;
-  CodedPart set = fitted();
+  CodedPart set = sample_part();
   const fs::path sound = written(other, set);
   CHECK(verified(sound, inputs).report.verdict == Verdict::kNotMeasured);
   std::swap(set.layers[1].key, set.layers[2].key);
@@ -151,7 +151,7 @@ TEST_CASE("saved sums of keys and values tell of exchanged layers, too") {
 }
 
 TEST_CASE("verify of a coded set looks at its coordinates on the data that it is given") {
-  CodedPart set = fitted();
+  CodedPart set = sample_part();
   std::swap(set.layers[1].key, set.layers[2].key);
   const TemporaryFolder folder;
   VerifyOptions options;

@@ -4,6 +4,7 @@
 
 #include "dump/live_source.hpp"
 #include "fit/coded_fit.hpp"
+#include "fit/take.hpp"
 #include "measure/predictions/model_metrics.hpp"
 #include "measure/set_method.hpp"
 #include "model/tokenizer/tokens.hpp"
@@ -20,8 +21,12 @@ TEST_CASE("what a fit expects errors to cost is the KL that they cause") {
   const Windows windows;
   const auto source = open_live(*runner, texts, {}, silent);
   const auto costs = error_costs(*runner, {texts, {}, windows}, source->layer_ids(), *backend, silent);
-  const CodedPart set = fit_coded(take_coded_data(*source, {}, costs, {}, nullptr, *backend, silent), 2.125,
-                                  CodedScope::kModel, *backend);
+  const TakeOptions wanted{.moments = {Moment::kFisher, Moment::kKtk, Moment::kQqt, Moment::kVtv},
+                           .windows = windows,
+                           .coded = true,
+                           .uncentred = {}};
+  const Statistics taken = take(*source, wanted, costs, {}, nullptr, *backend, silent);
+  const CodedPart set = fit_coded(taken, 2.125, CodedScope::kModel, *backend);
   double expected = 0;
   for (const CodedLayer& layer : set.layers) expected += layer.key.damage + layer.value.damage;
   const auto kl = [&](const KvMethod& method) {

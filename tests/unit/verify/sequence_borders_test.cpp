@@ -26,8 +26,9 @@ std::vector<double> softmax_kl(std::vector<test::MemoryChunk> chunks, const std:
   test::MemorySource source({{0, std::move(chunks)}});
   const auto backend = test::make_test_backend();
   Status silent;
+  const auto no_moments = [](int, LayerStream&, std::int64_t) { return verify::DataMoments{}; };
   const auto found =
-      verify::measure_source(source, {nullptr, &methods, {}, 0, Precision::kServing, false, {4, 16}}, *backend, silent);
+      verify::measure_source(source, {methods, no_moments, {}, 0, Precision::kServing, {4, 16}}, *backend, silent);
   std::vector<double> figures;
   for (const auto& method : found.methods) figures.push_back(method.layers[0].metrics().softmax_kl);
   return figures;
