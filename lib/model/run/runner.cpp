@@ -44,10 +44,9 @@ class Runner : public ModelRunner {
   [[nodiscard]] std::unique_ptr<ModelPass> begin(std::span<const TokenSequence> sequences, const PassOptions& options,
                                                  Status& status) override {
     if (!options.prepare) checkpoint_->keep_reads();  // run(), for each of several methods
-    for (const std::vector<std::string>* notices : {&config_.notices, &checkpoint_->notices()}) {
-      for (const std::string& text : *notices) {
-        if (!told_) status.warning(text);
-      }
+    if (!told_) {
+      for (const std::string& text : config_.notices) status.warning(text);
+      for (const std::string& text : checkpoint_->notices()) status.warning(text);
     }
     told_ = true;
     return std::make_unique<Pass>(*decoder_, *checkpoint_, config_, sequences, options, status);
