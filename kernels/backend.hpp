@@ -62,8 +62,8 @@ class Backend {
                       std::span<float> rows) = 0;
 
   /// decoded = decode(encode(rows)); rows and decoded: (n, head_dim), which may be the same memory. kServing rounds
-  /// decoded rows to bfloat16. codes: filled if not null; a row of the coded cache then has two scales, those of its wide
-  /// and of its narrow channels, and zeros of 0. codec: of one head.
+  /// decoded rows to bfloat16. codes: filled if not null; a row of the coded cache then has two scales, those of its
+  /// wide and of its narrow channels, and zeros of 0. codec: of one head.
   virtual void quantize(std::span<const float> rows, int head_dim, const HistoryCodec& codec, Precision precision,
                         std::span<float> decoded, QuantizedRows* codes) = 0;
 

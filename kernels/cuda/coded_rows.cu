@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // One warp encodes a row with the operations of kernels/reference/coded_row.cpp: each is rounded once (compile without
 // contraction), sums are added in the same order, and every bit is the same.
-#include <bit>
 #include <string>
 #include <vector>
 

@@ -135,11 +135,13 @@ class CodedTest(OperatorTest):
         for token in range(3):
             self.check_attention([each[:, token] for each in found], cache.expected(unseen=2 - token), "coded")
 
-    def options(self, cache, weight=None, rotary=0, interleaved=False, table="float32", positions="int64"):
-        found, count, rotary = {}, len(cache.slots()), int(rotary * cache.dim)
+    def options(self, cache, weight=None, rotary=None, interleaved=False, table="float32", positions="int64"):
+        """rotary: channels that are turned; up to 0: so many fewer than all."""
+        found, count = {}, len(cache.slots())
         if weight is not None:
             found |= {"k_norm_weight": (0.5 + torch.rand(cache.dim, device=DEVICE)).to(getattr(torch, weight)), "norm_epsilon": EPSILON}
-        if rotary:
+        if rotary is not None:
+            rotary += cache.dim if rotary <= 0 else 0
             found |= {"positions": torch.randint(0, 500, (count,), device=DEVICE).to(getattr(torch, positions)),
                       "cos_sin": cos_sin_of(rotary, getattr(torch, table)), "interleaved": interleaved}
         return found
@@ -176,7 +178,7 @@ class CodedTest(OperatorTest):
         self.same(x, rows)
 
     @each({"dim": dim, "page": page, **lacking} for dim, page in ((64, 4), (128, 16), (256, 64)) for lacking in
-          ({"weight": "bfloat16", "rotary": 1}, {"weight": "float32", "rotary": 0.5, "table": "bfloat16", "positions": "int32"}))
+          ({"weight": "bfloat16", "rotary": 0}, {"weight": "float32", "rotary": 32, "table": "bfloat16", "positions": "int32"}))
     def test_finished_keys_of_any_size(self, dim, page, **lacking):
         """Near float64: a server rounds normed rows, their products with the weight, and turned pairs, to 8 bits; kernels have the bits of
         the CPU."""
@@ -209,7 +211,7 @@ class CodedTest(OperatorTest):
         self.changed(cache, "page_table and its lengths have 2", "table", cache.table[:2])
         self.changed(cache, "the layout is not theirs", "places", cache.places[:64])
         slots = torch.zeros(3, dtype=torch.int32, device=DEVICE)
-        x, norm, rope = normal(3, cache.heads, cache.dim), self.options(cache, "float32"), self.options(cache, None, 0.25)
+        x, norm, rope = normal(3, cache.heads, cache.dim), self.options(cache, "float32"), self.options(cache, None, 64)
         rope["positions"] = rope["positions"][:3]
         on_cuda = (
             ("a mean needs a rotation", {"k": x, "k_mean": torch.zeros(1, cache.dim, device=DEVICE)}),

@@ -8,9 +8,9 @@
 
 #include "base/exp.hpp"
 #include "base/threads.hpp"
+#include "conformance/samples.hpp"
 #include "kernels/cpu/ops.hpp"
 #include "kernels/reference/reference_backend.hpp"
-#include "conformance/samples.hpp"
 
 namespace oscar {
 

@@ -9,12 +9,12 @@
 #include <string>
 #include <tuple>
 
+#include "conformance/samples.hpp"
 #include "kernels/reference/attention.hpp"
 #include "kernels/reference/coded_page.hpp"
 #include "kernels/reference/packing.hpp"
 #include "support/support.hpp"
 #include "tensor/safetensors.hpp"
-#include "conformance/samples.hpp"
 
 namespace oscar::reference {
 namespace {

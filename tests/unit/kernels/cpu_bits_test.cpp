@@ -10,9 +10,9 @@
 #include "base/errors.hpp"
 #include "base/sha256.hpp"
 #include "base/threads.hpp"
+#include "conformance/samples.hpp"
 #include "kernels/cpu/ops.hpp"
 #include "support/support.hpp"
-#include "conformance/samples.hpp"
 
 namespace oscar {
 

@@ -7,10 +7,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "conformance/samples.hpp"
 #include "kernels/cpu/product_tile.hpp"
 #include "kernels/products.hpp"
 #include "support/support.hpp"
-#include "conformance/samples.hpp"
 
 namespace oscar {
 namespace {

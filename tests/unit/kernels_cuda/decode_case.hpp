@@ -13,8 +13,8 @@
 #include "kernels/reference/coded_page.hpp"
 #include "kernels/reference/packing.hpp"
 #include "oscar/coded_attention.h"
-#include "unit/kernels_cuda/int2_pages.hpp"
 #include "unit/kernels_cuda/gpu.hpp"
+#include "unit/kernels_cuda/int2_pages.hpp"
 
 namespace oscar::test {
 

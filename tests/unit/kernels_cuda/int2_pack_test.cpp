@@ -6,8 +6,8 @@
 #include <numeric>
 
 #include "kernels/reference/packing.hpp"
-#include "unit/kernels_cuda/int2_pages.hpp"
 #include "unit/kernels_cuda/gpu.hpp"
+#include "unit/kernels_cuda/int2_pages.hpp"
 
 namespace oscar {
 namespace {
