@@ -22,7 +22,7 @@ using Json = nlohmann::ordered_json;
 [[nodiscard]] std::string json_text(const Json& document);
 /// Writes json_text() atomically. Numbers that are not finite are refused (std::logic_error).
 void write_json(const std::filesystem::path& path, const Json& document);
-/// Checks `document` against the schema called `schema` (e.g. "oscar.rotation_set.v1") and against its own "schema"
+/// Checks `document` against the schema called `schema` (e.g. "oscar.set.v1") and against its own "schema"
 /// member. Throws DataError naming the first member that does not fit.
 void validate_json(const Json& document, const std::string& schema, const std::string& where);
 
