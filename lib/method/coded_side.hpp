@@ -7,9 +7,9 @@
 #include <span>
 #include <vector>
 
-#include "set/coded_part.hpp"
 #include "method/coded_basis.hpp"
 #include "method/coded_levels.hpp"
+#include "set/coded_part.hpp"
 
 namespace oscar {
 

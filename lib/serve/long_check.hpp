@@ -21,8 +21,8 @@
 
 #include "base/json.hpp"
 #include "base/status.hpp"
-#include "serve/served_answers.hpp"
 #include "measure/quantiles.hpp"
+#include "serve/served_answers.hpp"
 
 namespace oscar::serve {
 

@@ -14,12 +14,12 @@
 #include <string>
 #include <vector>
 
-#include "measure/kv_method.hpp"
 #include "kernels/backend.hpp"
+#include "measure/kv_method.hpp"
 #include "model/run/runner.hpp"
-#include "set/serve_env.hpp"
 #include "serve/serve_compare.hpp"
 #include "serve/served_answers.hpp"
+#include "set/serve_env.hpp"
 
 namespace oscar {
 

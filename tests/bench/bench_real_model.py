@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Sets: the arguments by which each is fitted, and the rows that its parts give. STATS: what was taken for the first one.
 STATS = "STATS"
 PUBLISHED = "`oscar`, clip 0.96 / 0.92 (published)"
-SETS = [([], {"coded": "`coded`, 2.25 bits", "with_means": "`with_means`: `stretch`, fisher", "rotations": "`rotations`: `oscar`, fitted clip"}),
+SETS = [([], {"coded": "`coded`, 2.25 bits", "with_means": "`stretch`, fisher, centred", "rotations": "`oscar`, fitted clip"}),
         (["--recipe", "oscar", "--clip", "0.96,0.92"], {"rotations": PUBLISHED}),
         (["--recipe", "oscar", "--center"], {"with_means": "`oscar`, fitted clip, centred"}),
         *[(["--recipe", "coded", "--bits", bits, "--stats", STATS], {"coded": f"`coded`, {bits} bits"}) for bits in ("1.75", "1.5")]]

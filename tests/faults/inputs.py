@@ -67,7 +67,7 @@ class Maker:
     def sets(self):
         self.oscar("fit", "--dump", "dump", "--recipe", "oscar", "--out", "set")
         self.oscar("fit", "--dump", "dump", "--recipe", "stretch", "--center", "--out", "rich")
-        self.oscar("fit", "--dump", "dump", "--recipe", "coded", "--out", "coded")
+        self.oscar("fit", "--dump", "dump", "--recipe", "coded", "--sink", "16", "--recent", "48", "--out", "coded")
         self.oscar("convert", "set", "fresh")
         for name in ("set", "rich", "coded"):
             self.oscar("verify", name, "--dump", "held", "--compare", "none")

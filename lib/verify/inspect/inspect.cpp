@@ -83,7 +83,8 @@ Inspection inspect_rotations(const std::filesystem::path& path) {
   facts["layers"] = layers;
   facts["head_dim"] = one_or_all(head_dims);
   facts["matrices_per_layer"] = one_or_all(heads);
-  Json& deviation = facts["largest_deviation_from_orthogonal"] = {{"float32", 0.0}, {"bfloat16", 0.0}};
+  Json deviation{{"float32", 0.0}, {"bfloat16", 0.0}};
+  facts["largest_deviation_from_orthogonal"] = deviation;  // in its place among what people read
   if (Json eigenvalues = facts_of_eigenvalues(file); !eigenvalues.is_null()) facts["eigenvalues"] = eigenvalues;
   if (query_rotations > 0) facts["layers_with_read_rotation"] = query_rotations;
   if (means > 0) facts["layers_with_key_mean"] = means;
@@ -93,6 +94,7 @@ Inspection inspect_rotations(const std::filesystem::path& path) {
     Json& largest = deviation[check.name.ends_with("_bf16") ? "bfloat16" : "float32"];
     largest = std::max(largest.get<double>(), *check.value);
   }
+  facts["largest_deviation_from_orthogonal"] = deviation;
   return {"rotation file (.pt)", facts, problems_of(checks)};
 }
 

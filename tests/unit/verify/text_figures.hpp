@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include "model/run/runner.hpp"
 #include "measure/predictions/model_sums.hpp"
+#include "model/run/runner.hpp"
 
 namespace oscar::test {
 
 /// The figures of every position of a text that has a next token. logits, exact: (tokens, vocab).
 inline TextFigures text_figures(const TokenSequence& tokens, std::span<const float> logits,
-                                        std::span<const float> exact) {
+                                std::span<const float> exact) {
   const std::size_t vocab = logits.size() / tokens.size();
   TextFigures figures;
   TokenDistribution p, q;

@@ -201,9 +201,10 @@ TEST_CASE("a set that verify has not accepted comes with a warning, from the cac
   fixture.zoo.add("test/tiny", "bare", test::sample_set("y", "not_measured"));
   fixture.options.name = "test/tiny:bare";
   (void)fixture.run();
-  CHECK(fixture.status.warnings.back() ==
-        "its maker's verify has accepted this set for no reader (vllm not_measured, llamacpp not verified): use it with "
-        "care");
+  CHECK(
+      fixture.status.warnings.back() ==
+      "its maker's verify has accepted this set for no reader (vllm not_measured, llamacpp not verified): use it with "
+      "care");
 }
 
 }  // namespace oscar

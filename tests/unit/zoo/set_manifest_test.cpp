@@ -75,7 +75,8 @@ TEST_CASE("a file list can name only files inside the set") {
 TEST_CASE("what is not a manifest of a set is refused with its place") {
   CHECK_ERROR(parse_set_manifest("<html>", "here"), DataError, "here");
   CHECK_ERROR(parse_set_manifest("[1]", "here"), DataError, "not a document of schema oscar.set.v1");
-  CHECK_ERROR(parse_set_manifest(R"({"schema":"oscar.dump.v1","files":[]})", "here"), DataError, "not a document of schema oscar.set.v1");
+  CHECK_ERROR(parse_set_manifest(R"({"schema":"oscar.dump.v1","files":[]})", "here"), DataError,
+              "not a document of schema oscar.set.v1");
   CHECK_ERROR(parse(with_paths({})), DataError, "no files");
   CHECK_ERROR(parse_set_manifest(std::string(1000000, '['), "here"), DataError, "nested too deeply");
   for (const Json& size : {Json(-1), Json(1.5), Json("1"), Json(nullptr)}) {
