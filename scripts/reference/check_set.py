@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Recomputes a rotation set from the dump it was fitted on, by the formulas alone, and compares.
+"""Recomputes the rotations of a set from the dump it was fitted on, by the formulas alone, and compares.
 
 Written in numpy from the definitions and sharing no code with the program, for tests and for the curious. Covers the
 recipes oscar, stretch and hadamard with every objective, composition, granularity and codec.
@@ -17,7 +17,7 @@ import numpy as np
 import transforms
 from attention import METRICS, Sums, Windows
 from layers import layer_folders, read_layer
-from recompute import Recipe, attention_sums, fit_layer
+from recompute import attention_sums, fit_layer, recipes
 
 # The set stores float32, which is 6e-8 of each number.
 TOLERANCES = {"covariance": 1e-7, "eigenvalues": 1e-6, "eigenvectors": 1e-5, "rotation": 1e-6, "mean key": 1e-6,
@@ -107,11 +107,11 @@ def check_metrics(findings, where, found, expected):
 
 
 class Report:
-    """The set's own figures in what `oscar verify --json` printed."""
+    """The figures of one part of the set in what `oscar verify --json` printed."""
 
-    def __init__(self, path):
+    def __init__(self, path, part):
         report = json.loads(Path(path).read_text())
-        method = next(method for method in report["methods"] if method["kind"] == "this")
+        method = next(method for method in report["methods"] if method["kind"] == "this" and method["name"] == part)
         attention = report["data"]["attention"]
         if attention["queries_per_layer"] != attention["tokens_per_layer"]:
             raise SystemExit(f"{path}: not every query was measured; run oscar verify with --max-queries 0")
@@ -120,10 +120,10 @@ class Report:
         self.layers = {layer["layer"]: layer["attention"] for layer in method["layers"]}
 
 
-def check(arguments):
-    recipe, findings, pooled = Recipe(arguments.set), Findings(), Sums()
-    report = Report(arguments.report) if arguments.report else None
-    file = h5py.File(arguments.set / "rotations.h5")
+def check(arguments, part, recipe):
+    findings, pooled = Findings(), Sums()
+    report = Report(arguments.report, part) if arguments.report else None
+    file = h5py.File(arguments.set / ("with_means" if part == "with_means" else "") / "rotations.h5")
     for layer_id, folder in layer_folders(arguments.dump).items():
         layer = read_layer(folder)
         fitted = fit_layer(layer, layer_id, recipe)
@@ -142,12 +142,19 @@ def check(arguments):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("set", type=Path, help="folder that oscar fit wrote, with rotations.h5")
+    parser.add_argument("set", type=Path, help="folder that oscar fit wrote")
     parser.add_argument("--dump", type=Path, required=True,
                         help="the dump it was fitted on, in .safetensors or .pt files")
     parser.add_argument("--report", type=Path,
                         help="what oscar verify SET --dump DUMP --max-queries 0 --json printed: compare metrics too")
-    sys.exit(0 if check(parser.parse_args()) else 1)
+    arguments, sound = parser.parse_args(), []
+    parts = recipes(arguments.set)
+    if not parts:
+        raise SystemExit(f"{arguments.set}: no part of this set is rotations")
+    for part, recipe in parts.items():
+        print(f"{part}:")
+        sound.append(check(arguments, part, recipe))
+    sys.exit(0 if all(sound) else 1)
 
 
 if __name__ == "__main__":

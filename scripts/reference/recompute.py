@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What `oscar fit` and `oscar verify` should have written, recomputed from the recipe in a set's manifest."""
+"""What `oscar fit` and `oscar verify` should have written, recomputed from the recipes in a set's manifest."""
 import json
 from pathlib import Path
 from typing import NamedTuple
@@ -23,12 +23,17 @@ class Fitted(NamedTuple):
     condition: np.ndarray = None
 
 
-class Recipe:
-    """The parts of a manifest that say what to compute."""
+def recipes(folder):
+    """Of the parts of a set that are rotations, by name."""
+    manifest = json.loads((Path(folder) / "manifest.json").read_text())
+    return {name: Recipe(manifest, part) for name, part in manifest["parts"].items() if name != "coded"}
 
-    def __init__(self, folder):
-        manifest = json.loads((Path(folder) / "manifest.json").read_text())
-        recipe, objectives = manifest["recipe"], manifest["objectives"]
+
+class Recipe:
+    """What a manifest says to compute for a part of rotations."""
+
+    def __init__(self, manifest, part):
+        recipe, objectives = part["recipe"], part["objectives"]
         self.windows = Windows(manifest["windows"]["sink"], manifest["windows"]["recent"])
         self.objective, self.composition, self.per_head = {}, {}, {}
         granularity = recipe["granularity"].split(",")
@@ -38,7 +43,7 @@ class Recipe:
             self.per_head[side] = granularity[i % len(granularity)] == "head"
         self.stretched = objectives["key"].startswith("stretch_")
         self.stretch, self.center = recipe.get("stretch", {}), recipe["center"]
-        self.codec, self.layers = manifest["codec"], {layer["layer_id"]: layer for layer in manifest["layers"]}
+        self.codec, self.layers = part["codec"], {layer["layer_id"]: layer for layer in part["layers"]}
 
     def codecs_of(self, layer_id, side):
         """One codec for all KV heads, or one for each."""

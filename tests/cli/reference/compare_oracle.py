@@ -15,7 +15,7 @@ import numpy as np
 def main(folder, report, oracle, method):
     metrics = json.loads((Path(oracle) / "oracle.json").read_text())
     arrays, file = np.load(Path(oracle) / "oracle.npz"), h5py.File(Path(folder) / "rotations.h5")
-    manifest = json.loads((Path(folder) / "manifest.json").read_text())
+    part = json.loads((Path(folder) / "manifest.json").read_text())["parts"]["rotations"]
     found = next(m for m in json.loads(Path(report).read_text())["methods"] if m["kind"] == "this")
     errors = []
 
@@ -24,7 +24,7 @@ def main(folder, report, oracle, method):
         errors.append(error > tolerance)
         print(f"{'FAILED' if errors[-1] else 'ok    '} {what}: {error:.2g} (tolerance {tolerance:g})")
 
-    for layer, measured in zip(manifest["layers"], found["layers"], strict=True):
+    for layer, measured in zip(part["layers"], found["layers"], strict=True):
         name = f"layer_{layer['layer_id']}"
         for metric, expected in metrics[name].get(method, {}).items():
             near(f"{name}, {metric}", measured["attention"][metric], expected, 0.02)
