@@ -76,7 +76,10 @@ class CodedResumeTest(unittest.TestCase):
         raw[-5] ^= 1
         (self.folder / "going.partial/layer_1.safetensors").write_bytes(raw)
         chunk = next((self.folder / "dump/layer_2/v").iterdir())
+        rows = bytearray(chunk.read_bytes())
+        rows[len(rows) // 2:len(rows) // 2 + 4] = b"\xff" * 4  # NaN
         chunk.rename(chunk.with_suffix(".away"))
+        chunk.write_bytes(rows)
         said = self.oscar("fit", *data, *sums, status=1)
         self.assertIn("going.partial/layer_1.safetensors, kept by an earlier run, is made again", said)
         chunk.with_suffix(".away").rename(chunk)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from coded_proof_test import DATA, GOLDEN, MODEL, oscar
 
-SAMPLE = Path(os.environ["OSCAR_PROJECT"]) / "zoo/sample/qwen3-2m/coded"
 # Most of a fit is asking what errors cost, of eight texts at most: of 512 tokens each that takes a fifth of the time that texts
 # of 2,048 take. In all they are three blocks of sums.
 TEXTS = ("--tokens", GOLDEN / "tokens_calib.npy", "--max-tokens", "12288", "--seq-len", "512")
@@ -21,7 +20,7 @@ class CodedTest(unittest.TestCase):
     def setUpClass(cls):
         cls.folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
         cls.set = cls.folder / "set"  # for what needs any set
-        shutil.copytree(SAMPLE, cls.set)
+        oscar("fit", "--recipe", "coded", "--dump", DATA / "reference-fit/dump", "--out", cls.set)
 
     @classmethod
     def fit(cls, out, *options, status=0):
@@ -104,18 +103,20 @@ class CodedTest(unittest.TestCase):
                                                 status=1))
 
     def test_other_commands_refuse_it_by_name(self):
-        for command in (["serve-env", self.set], ["convert", self.set, self.folder / "x.h5"]):
-            self.assertIn("a set of the coded cache", oscar(*command, status=1))
+        for command, words in ((["serve-env", self.set], "the set has no part for sglang"),
+                               (["convert", self.set, self.folder / "x.h5"], "the coded cache has no rotations")):
+            self.assertIn(words, oscar(*command, status=1))
 
     def test_it_is_shared_through_a_zoo(self):
-        zoo, pulled = self.folder / "zoo", self.folder / "pulled"
-        self.methods(self.set, "none")
-        oscar("publish", self.set, "--zoo", zoo, "--name", "me/coded")
+        zoo, pulled, rotations = self.folder / "zoo", self.folder / "pulled", self.folder / "of-the-model"
+        self.fit(rotations)
+        self.methods(rotations, "none")
+        oscar("publish", rotations, "--zoo", zoo, "--name", "me/coded")
         listed = oscar("zoo", "list", "--zoo", zoo)
         self.assertIn("me/coded", listed)
         oscar("pull", "me/coded", "--zoo", zoo, "--out", pulled)
         for name in ("manifest.json", "coded.safetensors"):
-            self.assertEqual((pulled / name).read_bytes(), (self.set / name).read_bytes())
+            self.assertEqual((pulled / name).read_bytes(), (rotations / name).read_bytes())
 
     def test_a_changed_set_is_rejected(self):
         changed = self.folder / "changed"
