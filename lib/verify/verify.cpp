@@ -283,6 +283,10 @@ void describe(const SetUnderTest& set, VerifyReport& report) {
     report.set["calibration"].erase("blocks");
   }
   for (const auto& part : set.parts) part->describe(report.parts.emplace_back(PartReport{.name = part->name}), report);
+  if (!report.parts.empty()) return;
+  std::set<std::string> unopened;  // of a set that only its manifest speaks for
+  for (const auto& [reader, part] : set.readers) unopened.insert(part);
+  for (const std::string& part : unopened) report.parts.push_back({.name = part});
 }
 
 /// What the files say differently.

@@ -23,9 +23,17 @@ def rotation(*shape):
     return torch.linalg.qr(torch.randn(*shape, generator=generator))[0].contiguous()
 
 
+def hadamard(dim):
+    matrix = torch.ones(1, 1)
+    while len(matrix) < dim:
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+    return matrix / dim ** 0.5
+
+
 def side(layers, objective, version=1, **also):
     """A rotation file; layers: {id: shape of its matrices}."""
-    entries = {i: {"layer_id": i, "rotation": rotation(*shape), **{name: make(shape) for name, make in also.items()}}
+    made = {shape: hadamard(shape[-1]) if objective == "hadamard" else rotation(*shape) for shape in layers.values()}
+    entries = {i: {"layer_id": i, "rotation": made[shape], **{name: make(shape) for name, make in also.items()}}
                for i, shape in layers.items()}
     return {"format_version": version, "objective": objective, "source_grouping": "head" if version > 1 else "layer",
             "layers": entries}

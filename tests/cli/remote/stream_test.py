@@ -42,9 +42,10 @@ class StreamTest(RemoteCase):
             self.same(self.fit_layer(single, "a"), self.fit_layer(f"{url}/qwen3-2m", "b"))
 
     def test_statistics_at_an_address(self):
-        parts, live = ("first.safetensors", "second.safetensors"), ("fit", "-q", "--model", MODEL, *TOKENS)
-        self.succeed(*live, "--recipe", "oscar", "--save-stats", parts[0])
-        self.succeed(*live, "--stats", parts[0], "--save-stats", parts[1])  # of values, by attention scores
+        parts = ("first.safetensors", "second.safetensors")
+        for part, text in zip(parts, ("calib", "eval")):
+            of_text = (DATA / f"golden/qwen3-2m/tokens_{text}.npy", *TOKENS[2:])
+            self.succeed("fit", "-q", "--model", MODEL, "--recipe", "oscar", "--tokens", *of_text, "--save-stats", part)
         with FileServer({name: (self.folder / name).read_bytes() for name in parts}) as url:
             there = self.fit("b", "--recipe", "oscar", "--stats", *(f"{url}/{name}" for name in parts))
         self.same(self.fit("a", "--recipe", "oscar", "--stats", *parts), there)
