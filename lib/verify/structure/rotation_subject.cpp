@@ -148,8 +148,10 @@ struct RotationSubject final : Subject {
 
   void take(int layer, LayerStream& stream, bool same_tokens, std::int64_t tokens, Backend& backend,
             DataMoments& found) const override {
+    // A fit to a model may spread its texts over positions, so that its rows are not those of the tokens alone.
+    const bool same_rows = same_tokens && !part.recipe.contains("context");
     for (const RotationSide& side : rotations) {
-      take_covariance(layer, side.objective, stream, same_tokens, tokens, backend, found);
+      take_covariance(layer, side.objective, stream, same_rows, tokens, backend, found);
     }
   }
   void take(const Statistics& statistics, DataMoments& found, std::vector<Check>& checks) const override {

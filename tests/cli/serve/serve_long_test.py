@@ -22,6 +22,7 @@ MODEL, SET = PROJECT / "tests/data/qwen3-2m", PROJECT / "zoo/sample/qwen3-2m/lat
 TOKENS = PROJECT / "tests/data/golden/qwen3-2m/tokens_eval.npy"
 OPTIONS = {"--prompts": "2", "--needles": "0", "--prompt-tokens": "512", "--generate": "4", "--max-tokens": "12000",
            "--passages": "12", "--long-tokens": "150"}
+READ = (SET, "--for", "sglang-v1")
 TEXT = np.load(TOKENS).reshape(-1).tolist()
 
 
@@ -36,7 +37,7 @@ def oscar(server, *words, **changes):
 
 def compared(server, reference, *words, **changes):
     """The reference says, too, that the cache is neither broken nor quantised by much."""
-    code, text, errors = oscar(server, SET, "--for", "sglang-v1", "--long", reference.url, "--reference", reference.url, "--min-kl", "0", *words, **changes)
+    code, text, errors = oscar(server, *READ, "--long", reference.url, "--reference", reference.url, "--min-kl", "0", *words, **changes)
     return code, json.loads(text) if "--json" in words and text else text, errors
 
 
@@ -90,13 +91,13 @@ class ServeLongTest(unittest.TestCase):
             self.assertEqual((code, text), (0, ""), errors)
             reference, server = self.server(), self.server("cut off")
             _, asked, _ = compared(server, reference, "--json")
-            code, text, errors = oscar(server, SET, "--long", kept, "--reference", reference.url, "--min-kl", "0", "--json")
+            code, text, errors = oscar(server, *READ, "--long", kept, "--reference", reference.url, "--min-kl", "0", "--json")
             self.assertEqual((code, text and json.loads(text)["long"]["figures"]), (3, asked["long"]["figures"]), errors)
-            code, _, errors = oscar(server, SET, "--long", kept, "--reference", reference.url, long_tokens="100")
+            code, _, errors = oscar(server, *READ, "--long", kept, "--reference", reference.url, long_tokens="100")
             self.assertEqual((code, '"long_tokens":150' in errors), (2, True), errors)
             document = json.loads(kept.read_text())
             kept.write_text(json.dumps(document | {"replies": document["replies"][1:]}))
-            code, _, errors = oscar(server, SET, "--long", kept, "--reference", reference.url)
+            code, _, errors = oscar(server, *READ, "--long", kept, "--reference", reference.url)
             self.assertEqual((code, "some answers are missing" in errors), (1, True), errors)
 
     def test_says_what_is_wrong(self):
@@ -105,11 +106,11 @@ class ServeLongTest(unittest.TestCase):
 
         server = self.server()
         for words, changes, status, expected in (
-            ((SET, "--long", server.url), {"questions": "3"}, 2, "give 0, or 8 and more"),
-            ((SET, "--long", server.url), {"prompt_tokens": "100"}, 2, "too short to hold a passage"),
-            ((SET, "--long", server.url, "--reference", server.url), {"max_tokens": "3000"}, 2, "the texts give 5 prompts"),
-            ((SET, "--long", "nowhere", "--reference", server.url), {}, 2, "where: --long"), ((), {}, 2, "no rotation set"),
-            ((SET, "--long", server.url, "--save-long", "x"), {}, 2, "--long excludes --save-long")):
+            ((*READ, "--long", server.url), {"questions": "3"}, 2, "give 0, or 8 and more"),
+            ((*READ, "--long", server.url), {"prompt_tokens": "100"}, 2, "too short to hold a passage"),
+            ((*READ, "--long", server.url, "--reference", server.url), {"max_tokens": "3000"}, 2, "the texts give 5 prompts"),
+            ((*READ, "--long", "nowhere", "--reference", server.url), {}, 2, "where: --long"), ((), {}, 2, "no rotation set"),
+            ((*READ, "--long", server.url, "--save-long", "x"), {}, 2, "--long excludes --save-long")):
             code, _, errors = oscar(server, *words, **changes)
             self.assertEqual((code, expected in errors), (status, True), errors)
         code, _, errors = oscar(self.server(change=without_chat), "--save-long", "/dev/null")

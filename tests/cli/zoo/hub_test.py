@@ -35,7 +35,7 @@ class HubTest(ZooTest):
             self.assertEqual((folder / name).read_bytes(), (SAMPLE / name).read_bytes())
         manifest = json.loads((folder / "manifest.json").read_text())
         self.assertEqual(manifest["origin"]["source"], f"hf://{REPOSITORY}/{FOLDER}@{Hub.COMMIT}")
-        self.assertEqual(manifest["objectives"]["key"], "qqt_r_h_pbr")
+        self.assertEqual(manifest["parts"]["rotations"]["objectives"]["key"], "qqt_r_h_pbr")
         self.assertEqual({file["path"] for file in manifest["origin"]["files"]}, {KEYS, VALUES})
         for unknown in ("model", "calibration", "clip_ratios"):
             self.assertIn(unknown, manifest["origin"]["unknown"])

@@ -54,7 +54,7 @@ class ListTest(ZooTest):
 
     def test_what_others_wrote_stays_on_its_line(self):
         def change(entries):
-            entries[0]["summary"] = {"model": "evil\x1b[2J\nfake/set:v1 good", "parts": {"coded": {"bits": {"key": "no"}}, "x\n": {}}, "readers": {"vllm": "coded\x1b", "x": 7},
+            entries[0]["summary"] = {"model": "evil\x1b[2J\nfake/set:v1 good", "parts": {"coded": {"bits": {"key": "no"}}, "x\n": {}}, "readers": {"vllm": "coded\x1b", "x\n": "y\n"},
                                      "verification": {"verdict": ["accepted"], "methods": [1, {"kind": "this"}], "readers": {"vllm": {"verdict": "fine"}}}}
             entries[0]["summary"]["recipe"] = "x" * 5000
         self.change_index(change)
