@@ -180,7 +180,6 @@ TEST_CASE("a set that contradicts itself is refused although every hash is right
                                               [](RotationPart& s) {
                                                 s.layers.push_back({8, turned(1), turned(2)});
                                               })},
-          {"h5: model", file_of("rotations.h5", [](RotationPart& s) { s.model.id = "org/other"; })},
           {"manifest: window", manifest_with([](Json& m) { m["windows"]["recent"] = 0; })},
           {"manifest: clip ratio", part_with([](Json& m) { m["layers"][0]["key"]["clip_ratio"] = 0.5; })},
           {"manifest: scalar", part_with([](Json& m) { m["codec"]["clip_scalar"]["key"] = 0.5; })},
