@@ -109,7 +109,7 @@ class ServeLongTest(unittest.TestCase):
             ((*READ, "--long", server.url), {"questions": "3"}, 2, "give 0, or 8 and more"),
             ((*READ, "--long", server.url), {"prompt_tokens": "100"}, 2, "too short to hold a passage"),
             ((*READ, "--long", server.url, "--reference", server.url), {"max_tokens": "3000"}, 2, "the texts give 5 prompts"),
-            ((*READ, "--long", "nowhere", "--reference", server.url), {}, 2, "where: --long"), ((), {}, 2, "no rotation set"),
+            ((*READ, "--long", "nowhere", "--reference", server.url), {}, 2, "where: --long"), ((), {}, 2, "name the set that the server should use"),
             ((*READ, "--long", server.url, "--save-long", "x"), {}, 2, "--long excludes --save-long")):
             code, _, errors = oscar(server, *words, **changes)
             self.assertEqual((code, expected in errors), (status, True), errors)

@@ -67,7 +67,7 @@ const std::vector<Defect>& defects() {
       {"not orthogonal in bf16", [](RotationPart& s) { key(s).rotation.data[3] += 0.1; },
        "orthogonality_bf16 failed (layer 1, key)"},
       {"wrong layer ids", [](RotationPart& s) { s.layers.back().layer_id = 7; },
-       "derived_files failed: 1 against 0: manifest.json: layer 7: the model has 4 layers"},
+       "derived_files failed: 1 against 0: manifest.json: rotations, layer 7: the model has 4 layers"},
       {"another model", [](RotationPart& s) { s.model.config_sha256 = std::string(64, 'a'); },
        "model_identity failed: fitted on another model"},
       {"twelve tokens", [](RotationPart& s) { s.calibration.tokens = 12; },

@@ -39,7 +39,7 @@ struct Sample {
   RotationPart set = rotations({.recipe = "oscar"});
   [[nodiscard]] Set fitted(FitOptions options) {
     const auto source = open_live(*runner, calibration, {}, status);
-    options.clip = "0.96,0.92";
+    if (options.recipe != "coded") options.clip = "0.96,0.92";
     options.windows = {16, 64};
     const FitData data{*source, runner.get(), calibration};
     return fit(take(data, options, {}, *backend, status), options, *backend, status);
@@ -48,7 +48,7 @@ struct Sample {
   [[nodiscard]] RotationPart rotations(const FitOptions& options) { return fitted(options).rotations.begin()->second; }
   /// A set with a part for each reader.
   [[nodiscard]] const Set& all_parts() {
-    static const Set kAll = fitted({});
+    static const Set kAll = fitted({.bits = 3});
     return kAll;
   }
   static Sample& get() {
