@@ -43,8 +43,8 @@ void write_set(const fs::path& folder, const Set& set, const RotationFormats& fo
   for (const auto& [name, part] : set.rotations) {
     const fs::path place = out.path() / folder_of_part(name);
     fs::create_directories(place);
-    if (formats.pt) writers.emplace_back([&, place] { write_served(place, set, name); });
-    if (formats.h5) writers.emplace_back([&, place] { write_part_h5(place / kPartFile, part); });
+    if (formats.pt) writers.emplace_back([&set, place, &name = name] { write_served(place, set, name); });
+    if (formats.h5) writers.emplace_back([place, &part = part] { write_part_h5(place / kPartFile, part); });
     for (const auto& [table_name, table] : clip_tables(part)) write_json(place / table_name, table);
   }
   parallel_for(writers.size(), [&](std::size_t i) { writers[i](); });

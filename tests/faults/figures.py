@@ -105,8 +105,10 @@ def limits():
 
 def told_of_rejected():
     def verdict(word):
-        return lambda place: edit.json_file(place / "set/manifest.json",
-                                            lambda manifest: edit.put(manifest, "verification.verdict", word))
+        def change(manifest):
+            for said in (manifest["verification"], *manifest["verification"]["readers"].values()):
+                said["verdict"] = word
+        return lambda place: edit.json_file(place / "set/manifest.json", change)
 
     yield Fault("figures/rejected/inspect", ("inspect", "set"), ("set",), verdict("rejected"), exits=ANY,
                 check=lambda _, done: None if "rejected" in done.text else "inspect does not say that it was rejected")

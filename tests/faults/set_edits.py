@@ -144,7 +144,7 @@ IN_MANIFEST = {
         "windows.sink": 0, "windows.recent": 4096, "model.num_layers": 8, "model.head_dim": 64, "model.num_key_value_heads": 7,
         "calibration.tokens": 3, "readers.vllm": "coded", "readers.sglang": "with_means"}.items()},
     "manifest-part": manifest(lambda document: document["parts"].update(with_means=document["parts"]["rotations"])),
-    "manifest-layer-missing": of_layers(lambda layers: layers.pop(1)),
+    "manifest-layer-missing": of_layers(lambda layers: layers.remove(layers[1])),
     "manifest-layer-twice": of_layers(lambda layers: layers.append(layers[1])),
     "manifest-layer-more": of_layers(lambda layers: layers.append({**layers[3], "layer_id": 4})),
     "manifest-order": of_layers(lambda layers: layers.reverse()),

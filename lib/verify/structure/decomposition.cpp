@@ -308,9 +308,8 @@ void forget_unknown(std::vector<Check>& checks, int layer, const RotationSide& s
 std::optional<Moment> moment_of(const RotationSide& side) { return find_moment(objective_name(side.objective)); }
 
 bool usable(const SideTransform& t, const MatrixStack& covariance) {
-  const bool sizes = covariance.dim == t.rotation.dim && covariance.count > 0 &&
-                     t.eigenvalues.size() == static_cast<std::size_t>(t.rotation.count) * t.rotation.dim;
-  return sizes && frobenius(covariance.data) > 0;
+  return covariance.dim == t.rotation.dim && covariance.count > 0 &&
+         t.eigenvalues.size() == static_cast<std::size_t>(t.rotation.count) * t.rotation.dim;
 }
 
 }  // namespace
