@@ -37,18 +37,20 @@ struct Sample {
                              held_out = sample_text("tokens_eval.npy", 0);
   Status status;
   RotationPart set = rotations({.recipe = "oscar"});
-  [[nodiscard]] Set fitted(FitOptions options) {
-    const auto source = open_live(*runner, calibration, {}, status);
+  [[nodiscard]] Set fitted(const FitOptions& options) { return fitted(options, calibration); }
+  [[nodiscard]] Set fitted(FitOptions options, const std::vector<TokenSequence>& texts) {
+    const auto source = open_live(*runner, texts, {}, status);
     if (options.recipe != "coded") options.clip = "0.96,0.92";
     options.windows = {16, 64};
-    const FitData data{*source, runner.get(), calibration};
+    const FitData data{*source, runner.get(), texts};
     return fit(take(data, options, {}, *backend, status), options, *backend, status);
   }
   /// The only part of a set.
   [[nodiscard]] RotationPart rotations(const FitOptions& options) { return fitted(options).rotations.begin()->second; }
-  /// A set with a part for each reader.
+  /// A set with a part for each reader, fitted on enough text for its limits.
   [[nodiscard]] const Set& all_parts() {
-    static const Set kAll = fitted({.bits = 3});
+    static const Set kAll =
+        fitted({}, read_tokens(data("golden/qwen3-2m/tokens_calib.npy"), {kTokens, 4 * kTokens, 4}));
     return kAll;
   }
   static Sample& get() {
