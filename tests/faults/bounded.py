@@ -144,7 +144,7 @@ def outputs_that_take_nothing():
             "convert": (("convert", "set", "out.h5"), ("set",)),
             "fit": (("fit", "--dump", "dump", "--recipe", "hadamard", "--clip", "off", *OUT), ("dump",)),
             "pull": (PULL, ("zoo",)), "publish": (("publish", "set", "--zoo", "out-zoo", "--name", "me/m"), ("set",)),
-            "inspect-json": (("inspect", "coded", "--json", "out.json"), ("coded",)),
+            "verify-json": ((*VERIFY, "--json", "out.json"), ("set",)),
             "stats": (("fit", "--dump", "dump", "--recipe", "oscar", "--save-stats", "out"), ("dump",)),
             "report": ((*VERIFY, "--report", "out.html"), ("set",))}.items():
         yield Fault(f"bounded/ulimit/{name}", args, inputs, shell='ulimit -f 1; exec "$@"', says="cannot write|too large",
