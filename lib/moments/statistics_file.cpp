@@ -312,8 +312,9 @@ std::vector<SampledSequence> StatisticsFile::clip_sample(const std::string& pref
       return rows;
     };
     if (file_.at(own + ".positions").dtype != DType::kI64) refuse(own + ".positions", "are no positions");
-    SampledSequence& each = sample.emplace_back(load(".q", layer.key_dim), load(".k", layer.key_dim),
-                                                load(".v", layer.value_dim), file_.load(own + ".positions").to_int64());
+    SampledSequence& each =
+        sample.emplace_back(SampledSequence{load(".q", layer.key_dim), load(".k", layer.key_dim),
+                                            load(".v", layer.value_dim), file_.load(own + ".positions").to_int64()});
     const std::vector<std::int64_t>& positions = each.query_positions;
     const std::int64_t tokens = each.k.shape[0];
     const bool fits = each.k.shape[1] == heads && each.v.shape[1] == heads && each.v.shape[0] == tokens &&
