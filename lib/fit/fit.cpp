@@ -120,6 +120,21 @@ std::string listed(const std::vector<std::string>& names) {
   return text;
 }
 
+/// Throws UsageError for a reader that was named and can read no part: some of what it cannot read shows only in what
+/// was fitted.
+void require_parts_for(const Set& set, const std::vector<std::string>& named) {
+  const std::map<std::string, std::string> parts = parts_of_readers(set);
+  for (const std::string& name : named) {
+    if (parts.contains(name)) continue;
+    std::string why;
+    for (const auto& [part, rotations] : set.rotations) {
+      why += (why.empty() ? "" : "; ") + part + ": " + beyond_reader(reader_from_name(name, "--for"), rotations);
+    }
+    throw UsageError(name + " cannot read what would be written (" + why + ")", "--for " + name,
+                     "leave that option out, or this reader");
+  }
+}
+
 /// Records what rotations without means leave to be quantised, and warns if it is most of all.
 void tell_of_mean_key(const Statistics& statistics, Set& set, Status& status) {
   const auto mean = largest_mean_key(statistics);
@@ -189,6 +204,7 @@ Set fit(const Statistics& statistics, const FitOptions& options, Backend& backen
   for (const auto& [part, recipe] : plan.rotations) {
     set.rotations.emplace(part, fit_rotations(statistics, recipe, options, backend, status));
   }
+  require_parts_for(set, options.readers);
   tell_of_mean_key(statistics, set, status);
   return set;
 }

@@ -122,7 +122,7 @@ def claims():
              f"- **Speed:** one decoding step's attention over 32 sequences of 32K tokens takes {us:.0f} us on an H200, and {bf16:.0f} us in bfloat16.",
              f"- **Quality:** SmolLM2-135M-Instruct answers {hits['bf16']} of {needles} needle questions in bfloat16 and "
              f"{found['`coded`, 2.25 bits']['needle_hits']} with the coded cache. It answers\n"
-             f"  {int2['probes_2k']['needle_hits']} with the best INT2 part, {hits['`oscar`, clip 0.96 / 0.92 (published)']} with the INT2 recipe as "
+             f"  {int2['probes_2k']['needle_hits']} with the best INT2 recipe, {hits['`oscar`, clip 0.96 / 0.92 (published)']} with the INT2 recipe as "
              f"published, and {hits['Hadamard INT4']} with INT4, which takes 4.5 bits.",
              f"- **Time:** the coded part of that model's set is fitted in {coded['fit_seconds']:.0f} seconds on an H200, with 32,760 tokens of text."]
     return "\n".join(lines) + "\n"
