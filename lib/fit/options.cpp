@@ -126,7 +126,7 @@ void require_readers(const std::vector<const Reader*>& asked, bool named, const 
   if (unable == asked.end() || (one && !named)) return;
   std::string able;
   for (const Reader& reader : readers()) {
-    if (can(reader)) able += (able.empty() ? "" : ", ") + reader.name;
+    if (can(reader)) able += (able.empty() ? "" : ",") + reader.name;
   }
   const auto [what, option] = beyond(**unable, recipe);
   throw UsageError((*unable)->name + " cannot read " + what, option + ", --for",

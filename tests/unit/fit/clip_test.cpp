@@ -131,7 +131,7 @@ TEST_CASE("ratios per head are refused where nothing is fitted, or a named reade
   };
   CHECK_ERROR(plan_parts(with("vllm", "head", "0.9,0.9")), UsageError, "no clip ratios to fit");
   CHECK_ERROR(plan_parts(with("vllm", "row", "auto")), UsageError, "--clip-granularity");
-  CHECK_ERROR(plan_parts(with("sglang-v1", "head,layer", "auto")), UsageError, "--for vllm, transformers, sglang");
+  CHECK_ERROR(plan_parts(with("sglang-v1", "head,layer", "auto")), UsageError, "--for vllm,transformers,sglang");
   CHECK_ERROR(plan_parts(with("sglang", "head", "auto")), UsageError, "sglang cannot read value clip ratios per head");
   CHECK(plan_parts(with("sglang", "head,layer", "auto")).rotations.at(kRotationsName).key_clip_per_head);
 }

@@ -80,7 +80,7 @@ TEST_CASE("every recipe gives orthogonal float32 matrices, for any head dimensio
 TEST_CASE("per-head rotations need a reader that can read them") {
   FitOptions options = without_clip();
   options.granularity = "head", options.readers = {"llamacpp"};
-  CHECK_ERROR(fit_layers({}, options), UsageError, "readers that can: --for vllm, transformers, sglang");
+  CHECK_ERROR(fit_layers({}, options), UsageError, "readers that can: --for vllm,transformers,sglang");
   options.readers.clear();
   const RotationPart set = fit_layers({}, options);
   CHECK(set.layers[0].key.rotation.count == 2);
