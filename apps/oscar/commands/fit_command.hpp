@@ -33,7 +33,7 @@ class FitInput {
  public:
   FitInput(const FitCommand& command, const Context& context);
 
-  [[nodiscard]] FitData data() { return {*source_, runner_.get(), sequences_, context_, uncodable_}; }
+  [[nodiscard]] FitData data() { return {*source_, runner_.get(), sequences_, context_, uncodable_, outlives_}; }
   /// Has a model's hidden states kept beside the layers, and goes on with those there; nothing for a dump.
   void keep_states(const PartialFolder& partial);
   /// Waits until a model's first layer is loaded and a GPU's kernels and memory are there.
@@ -46,6 +46,7 @@ class FitInput {
   std::vector<TokenSequence> sequences_;  // what the model reads
   int context_ = 0;                       // over how many positions they are spread
   std::string uncodable_;
+  bool outlives_;
   std::unique_ptr<ModelRunner> runner_;
   std::unique_ptr<QkvSource> source_;
   LiveSource* live_ = nullptr;  // if that is what the source is

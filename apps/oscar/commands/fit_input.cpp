@@ -37,7 +37,7 @@ std::string fingerprint_of_weights(const std::filesystem::path& model) {
 }  // namespace
 
 FitInput::FitInput(const FitCommand& command, const Context& context)
-    : model_(command.input.model), dump_(command.dump) {
+    : model_(command.input.model), dump_(command.dump), outlives_(!command.save_stats.empty()) {
   Status& status = *context.status;
   const std::vector<int> layers = parse_layers(command.input.layers);
   const TokenLimits& limits = command.input.limits;
