@@ -68,7 +68,7 @@ std::tuple<Tensor, Tensor> coded_layout(const Tensor& k_bits, const Tensor& v_bi
   const auto *const ks = k_sigmas.const_data_ptr<float>(), *const vs = v_sigmas.const_data_ptr<float>();
   oscar_coded_layout layout{.head_dim = format.head_dim, .num_kv_heads = format.num_kv_heads};
   int64_t write_bytes = 0;
-  const auto check = [](int status) { check_status(status, "coded_layout", oscar_int2_error); };
+  const auto check = [](int status) { check_status(status, "coded_layout", oscar_last_error); };
   if (for_gpu) {
     check(oscar_coded_layout_of(&format, &layout, nullptr));
     check(oscar_coded_pack_table_of(&format, ks, vs, &write_bytes, nullptr));

@@ -57,7 +57,7 @@ template <class OnGpu, class OnCpu>
 void compute(const Tensor& x, const char* name, const OnGpu& on_gpu, const OnCpu& on_cpu) {
   if (x.is_cpu()) return on_cpu();
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
-  check_status(on_gpu(current_stream(x)), name, oscar_int2_error);
+  check_status(on_gpu(current_stream(x)), name, oscar_last_error);
 }
 
 /// Float32 of the shape of x; sizes that torch.compile has no numbers for stay symbols, since torch alone reads them.
@@ -100,7 +100,7 @@ struct Decode<call_of> {
  private:
   static int64_t bytes_of(const Call& call) {
     const auto bytes = static_cast<int64_t>(call.workspace_bytes());
-    if (bytes <= 0) fail(Call::kName, ": ", oscar_int2_error());
+    if (bytes <= 0) fail(Call::kName, ": ", oscar_last_error());
     return bytes;
   }
 };

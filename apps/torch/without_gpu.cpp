@@ -12,7 +12,7 @@ constexpr int kRefused = 1;
 }
 
 extern "C" {
-const char* oscar_int2_error() { return "liboscar_torch.so was built without CUDA"; }
+const char* oscar_last_error() { return "liboscar_torch.so was built without CUDA"; }
 std::size_t oscar_int2_decode_workspace(const oscar_int2_decode_args*) { return 0; }
 int oscar_int2_decode(const oscar_int2_decode_args*, void*) { return kRefused; }
 int oscar_int2_pack(const oscar_int2_pack_args*, void*) { return kRefused; }
@@ -37,7 +37,7 @@ namespace operators {
 void* current_stream(const Tensor&) { return nullptr; }
 
 void check_status(int status, const char* name, const char* (*)()) {
-  if (status != 0) fail(name, ": ", oscar_int2_error());
+  if (status != 0) fail(name, ": ", oscar_last_error());
 }
 
 std::unique_ptr<GpuLayer> make_gpu_layer(const LayerShape&, const Tensor&) { return nullptr; }

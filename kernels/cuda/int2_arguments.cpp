@@ -80,6 +80,6 @@ int refuse(const std::string& reason) {
 
 }  // namespace oscar::cuda
 
-extern "C" __attribute__((visibility("default"))) const char* oscar_int2_error(void) {
+extern "C" __attribute__((visibility("default"))) const char* oscar_last_error(void) {
   return oscar::cuda::last_error.c_str();
 }

@@ -22,7 +22,7 @@ namespace oscar::cuda {
 [[nodiscard]] const char* coded_pages_problem(const void* table, int page_size, const void* pages,
                                               std::int64_t page_stride, std::int64_t token_bytes);
 
-/// Keeps the reason for oscar_int2_error(), and returns cudaErrorInvalidValue.
+/// Keeps the reason for oscar_last_error(), and returns cudaErrorInvalidValue.
 int refuse(const std::string& reason);
 
 }  // namespace oscar::cuda

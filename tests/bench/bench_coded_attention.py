@@ -58,7 +58,7 @@ class CodedCase:
         self.window.fill(None, a.window)
         a.workspace_bytes = coded_workspace(library, a, tokens)
         if a.workspace_bytes == 0:
-            raise ValueError(library.oscar_int2_error().decode())
+            raise ValueError(library.oscar_last_error().decode())
         self.workspace = torch.zeros(a.workspace_bytes, dtype=torch.uint8, device="cuda")
         a.workspace = self.workspace.data_ptr()
 

@@ -42,7 +42,7 @@ def decode_tokens(library, args, tokens):
     stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
     status = library.oscar_coded_decode_tokens(ctypes.byref(args), ctypes.c_int32(tokens), stream)
     if status != 0:
-        raise RuntimeError(f"cuda error {status}: {library.oscar_int2_error().decode()}")
+        raise RuntimeError(f"cuda error {status}: {library.oscar_last_error().decode()}")
 
 
 class CodedFormat:
@@ -55,7 +55,7 @@ class CodedFormat:
         format_ = Format(dim, heads, *(tensor.data_ptr() for tensor in self.bits + self.steps))
         self.layout = Layout()
         if library.oscar_coded_layout_of(ctypes.byref(format_), ctypes.byref(self.layout), None) != 0:
-            raise ValueError(library.oscar_int2_error().decode())
+            raise ValueError(library.oscar_last_error().decode())
         table = torch.zeros(self.layout.table_bytes, dtype=torch.uint8)
         library.oscar_coded_layout_of(ctypes.byref(format_), ctypes.byref(self.layout), ctypes.c_void_p(table.data_ptr()))
         self.table = table.cuda()

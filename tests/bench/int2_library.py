@@ -40,7 +40,7 @@ class PackArgs(ctypes.Structure):
 def open_library(path):
     library = ctypes.CDLL(path)
     library.oscar_int2_decode_workspace.restype = ctypes.c_size_t
-    library.oscar_int2_error.restype = ctypes.c_char_p
+    library.oscar_last_error.restype = ctypes.c_char_p
     return library
 
 
@@ -49,7 +49,7 @@ def call(library, name, args):
     stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
     status = getattr(library, name)(ctypes.byref(args), stream)
     if status != 0:
-        raise RuntimeError(f"cuda error {status}: {library.oscar_int2_error().decode()}")
+        raise RuntimeError(f"cuda error {status}: {library.oscar_last_error().decode()}")
 
 
 def time_graph(run, per_graph, repeats=40):

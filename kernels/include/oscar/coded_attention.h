@@ -52,7 +52,7 @@ typedef struct {
 } oscar_coded_layout;
 
 /* Fills `layout`, all but its table. Writes layout->table_bytes to `table`, host memory, unless that is null. Returns 0, or
- * cudaErrorInvalidValue; oscar_int2_error() then says why. */
+ * cudaErrorInvalidValue; oscar_last_error() then says why. */
 int oscar_coded_layout_of(const oscar_coded_format* format, oscar_coded_layout* layout, void* table);
 
 typedef struct {

@@ -62,7 +62,7 @@ typedef struct {
 size_t oscar_int2_decode_workspace(const oscar_int2_decode_args* args);
 
 /* Enqueues the work on `stream` (a cudaStream_t). Returns 0, or a cudaError_t: cudaErrorInvalidValue if the arguments
- * are refused; oscar_int2_error() then says why. Allocates nothing and does not synchronise: can be captured in a graph. */
+ * are refused; oscar_last_error() then says why. Allocates nothing and does not synchronise: can be captured in a graph. */
 int oscar_int2_decode(const oscar_int2_decode_args* args, void* stream);
 
 /* The write path: rows of keys or values, bfloat16, are rotated (x R, rounded to bfloat16), encoded and written into the
@@ -113,7 +113,7 @@ typedef struct {
 int oscar_int2_unpack(const oscar_int2_unpack_args* args, void* stream);
 
 /* What was wrong with the calling thread's last refused arguments. */
-const char* oscar_int2_error(void);
+const char* oscar_last_error(void);
 
 #ifdef __cplusplus
 }

@@ -30,7 +30,7 @@ struct DecodeShape {
   std::vector<std::uint8_t> key_plan, value_plan;  // coded: bits of the blocks of every KV head; random ones if empty
 };
 
-inline std::string refusal() { return plugin_function<decltype(oscar_int2_error)>("oscar_int2_error")(); }
+inline std::string refusal() { return plugin_function<decltype(oscar_last_error)>("oscar_last_error")(); }
 
 /// What both kinds of caches have: a history in pages, windows of bfloat16 rows, queries, and outputs.
 template <class Args>

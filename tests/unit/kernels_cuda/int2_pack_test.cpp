@@ -188,7 +188,7 @@ TEST_CASE("int2_pack refuses what it cannot do, and says why") {
   if (gpu_or_skip() == nullptr) return;
   const auto refused = [](const oscar_int2_pack_args& args, const std::string& reason) {
     CHECK(plugin_function<decltype(oscar_int2_pack)>("oscar_int2_pack")(&args, nullptr) == cudaErrorInvalidValue);
-    const std::string said = plugin_function<decltype(oscar_int2_error)>("oscar_int2_error")();
+    const std::string said = plugin_function<decltype(oscar_last_error)>("oscar_last_error")();
     CHECK_MESSAGE(said.find(reason) != std::string::npos, said);
   };
   oscar_int2_pack_args args{};
