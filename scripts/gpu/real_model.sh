@@ -3,11 +3,11 @@
 # On a machine with an NVIDIA GPU, torch and transformers: real_model.sh MODEL.gguf TEXTS PART, a part of what
 # scripts/real_model.sh measures: recipes, domains or generation (which needs the Python package gguf). TEXTS is the folder
 # out/real_model/texts of that script (--fetch-only makes it). The parts add up in one document, $OUT/real_model.json, which
-# a later part finds in /tmp/oscar-real-model. See place.sh for what is run.
+# a later part of the same model finds in /tmp/oscar-real-model. See place.sh for what is run.
 set -euo pipefail
 . "$(dirname "$0")/place.sh"
 model=$1 texts=$2 part=$3
-kept=/tmp/oscar-real-model
+kept=/tmp/oscar-real-model/${model##*/}
 mkdir -p "$kept"
 export PYTHONPATH=$source/apps/python${PYTHONPATH:+:$PYTHONPATH} OSCAR_TORCH_LIBRARY=$build/liboscar_torch.so
 case "$part" in
