@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 # Fetches a real language model and texts of five domains, fits the model by every recipe, measures each set on other text,
 # and prints the tables of tests/bench/README.md. Everything lies in out/real_model. On a GPU it takes ten minutes; without
-# one give --quick, which takes an hour on two cores. Options: tests/bench/bench_real_model.py. --fetch-only stops before
+# one give --size quick, which takes an hour on two cores. Options: tests/bench/bench_real_model.py. --fetch-only stops before
 # anything is fitted.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -5,7 +5,7 @@ bench_real_model.py --model FILE.gguf --texts DIR [--out FILE.json]     scripts/
 bench_real_model.py --render FILE.json [--table main]                   prints the tables of a run that was kept
 DIR is what real_model_texts.py wrote. A set is fitted on the calibration part of the texts and measured on the measuring
 part: KLD by domain and by position, needles, quotations. --part domains fits on one domain at a time instead, to see
-whether a calibration on one serves the others. A call goes on where an earlier one ended. --quick is for two CPU cores: fewer tokens, needles and recipes.
+whether a calibration on one serves the others. A call goes on where an earlier one ended.
 """
 import argparse
 import json
@@ -30,7 +30,8 @@ SETS = [([], {"coded": "`coded`, 2.25 bits", "with_means": "`stretch`, fisher, c
 ROWS = [row for _, rows in SETS for row in rows.values()]
 BASELINES = {"bf16": "bf16", "naive": "naive INT2", "hadamard_clip": "Hadamard, clip 0.96 / 0.92", "int3": "Hadamard INT3",
              "int4": "Hadamard INT4"}
-QUICK = ["bf16", "hadamard_clip", "int4"]
+FEW_BASELINES = {"short": [], "quick": ["bf16", "hadamard_clip", "int4"]}
+SHORT_DOMAINS = ["code", "dialogue", "prose"]
 CROSSED = ("rotations", "coded")  # parts that are fitted on one domain at a time
 LONG = 8192
 
@@ -39,7 +40,7 @@ class Bench:
     def __init__(self, options):
         self.options, self.texts = options, options.texts
         about = json.loads((self.texts / "texts.json").read_text())
-        self.domains = sorted(about["domains"])
+        self.domains = SHORT_DOMAINS if options.size == "short" else sorted(about["domains"])
         self.work = options.work
         self.work.mkdir(parents=True, exist_ok=True)
         self.document = json.loads(options.out.read_text()) if options.out.exists() else {}
@@ -48,11 +49,11 @@ class Bench:
                              texts=about, windows={"sink": 64, "recent": 256}, **self.sizes())
 
     def sizes(self):
-        if self.options.quick:
-            return {"calibration_tokens": 8192, "sequences_per_domain": 1, "sequence_length": 1638, "queries_per_layer": 256,
-                    "needles_2k": 16, "quotes_2k": 8, "needles_7k": 0, "quotes_7k": 0, "long_sequences": 0}
-        return {"calibration_tokens": 32768, "sequences_per_domain": 2, "sequence_length": 4096, "queries_per_layer": 2048,
+        full = {"calibration_tokens": 32768, "sequences_per_domain": 2, "sequence_length": 4096, "queries_per_layer": 2048,
                 "needles_2k": 96, "quotes_2k": 48, "needles_7k": 24, "quotes_7k": 12, "long_sequences": 4}
+        short = {**full, "queries_per_layer": 256, "needles_2k": 24, "quotes_2k": 0, "needles_7k": 0, "quotes_7k": 0, "long_sequences": 0}
+        quick = {**short, "calibration_tokens": 8192, "sequences_per_domain": 1, "sequence_length": 1638, "needles_2k": 16, "quotes_2k": 8}
+        return {"full": full, "short": short, "quick": quick}[self.options.size]
 
     def oscar(self, *arguments):
         begin = time.perf_counter()
@@ -157,10 +158,10 @@ class Bench:
             if all(self.has("recipes", row) or not self.is_asked_for(row) for row in rows.values()):
                 continue
             folder = self.work / f"set-{number}"
-            fitted = self.fit(self.texts / f"calibrate{'_8k' if self.options.quick else ''}.npy", arguments, folder)
+            fitted = self.fit(self.texts / f"calibrate{'_8k' if self.options.size == 'quick' else ''}.npy", arguments, folder)
             first = "baselines" not in self.document
-            baselines = [name for name in BASELINES if not self.options.quick or name in QUICK]
-            seconds, methods = self.measure(",".join(baselines) if first else "none")
+            baselines = FEW_BASELINES.get(self.options.size, list(BASELINES))
+            seconds, methods = self.measure(",".join(baselines) if first and baselines else "none")
             for baseline, title in BASELINES.items():
                 if baseline in methods:
                     self.keep("baselines", {"name": title, **methods[baseline]})
@@ -190,7 +191,7 @@ def main():
     parser.add_argument("--binary", type=Path, default=ROOT / "build/oscar")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--part", choices=("recipes", "domains", "all"), default="all")
-    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--size", choices=("full", "short", "quick"), default="full", help="short: for a large model; quick: for two CPU cores")
     parser.add_argument("--only", nargs="*", help="names of rows; sets without one of them keep theirs")
     parser.add_argument("--commit", default="", help="the commit of the binary; default: this checkout's")
     parser.add_argument("--gpu", default="", help="the GPU's name, driver and memory")
@@ -205,7 +206,7 @@ def main():
     bench = Bench(options)
     if options.part in ("recipes", "all"):
         bench.recipes()
-    if options.part == "domains" or options.part == "all" and not options.quick:
+    if options.part == "domains" or options.part == "all" and options.size == "full":
         bench.domains_crossed()
     print(render(bench.document))
 
