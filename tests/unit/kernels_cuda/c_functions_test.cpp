@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What the plug-in's C functions refuse, and how they say why. No arguments get as far as a GPU, so pointers lead nowhere.
-// What the functions compute is tested through torch's operators, which call them: tests/conformance.
+// What the plug-in's C functions refuse, and how they say why. No arguments get as far as a GPU, so pointers lead
+// nowhere. What the functions compute is tested through torch's operators, which call them: tests/conformance.
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -51,7 +51,8 @@ Args decode_args() {
 TEST_CASE("int2_decode refuses what it cannot do, and says why") {
   auto good = decode_args<oscar_int2_decode_args>();
   good.num_kv_heads = 2, good.head_dim = good.group_size = 128, good.param_dtype = OSCAR_FLOAT32;
-  good.k_codes = good.v_codes = {somewhere(), 1024, 32, 512}, good.k_params = good.v_params = {somewhere(), 256, 8, 128};
+  good.k_codes = good.v_codes = {somewhere(), 1024, 32, 512},
+  good.k_params = good.v_params = {somewhere(), 256, 8, 128};
   good.workspace_bytes = C_FUNCTION(oscar_int2_decode_workspace)(&good);
   CHECK(good.workspace_bytes > 0);
   const auto refused = [&](const auto& spoil, const char* reason) {
