@@ -74,8 +74,10 @@ def sanitizer(path):
     """Cases that ran, whether they were clean, and the tool's summary."""
     text = path.read_text(errors="replace")
     summary = re.search(r"(?:ERROR|RACECHECK) SUMMARY: (.*)", text)
-    cases = re.search(r"test cases: +(\d+) \| +(\d+) passed", text)
-    run, passed = (int(count) for count in cases.groups()) if cases else (0, 0)
+    cases = re.search(r"test cases: +(\d+) \| +(\d+) passed|^Ran (\d+) tests", text, re.MULTILINE)
+    run, passed = (int(count or 0) for count in cases.groups()[:2]) if cases else (0, 0)
+    if cases and cases[3]:
+        run = passed = int(cases[3])  # exit status 9 or 1 if not all passed
     clean = (summary is not None and bool(re.match(r"0 (errors|hazards)", summary[1])) and 0 < run == passed
              and "exit status" not in text and "skipped:" not in text)
     if not clean:

@@ -4,7 +4,8 @@
 # what is run. Writes cuda-tests.json (GPU, driver, commit, every case, every measured error) into $OUT or .gpu/out.
 #   kernels     the tests of the CUDA backend against the CPU
 #   suite       every other test with OSCAR_DEVICE=cuda, models in float32
-#   sanitizers  compute-sanitizer's memcheck and racecheck over the cases whose names start with "small:"
+#   sanitizers  compute-sanitizer's memcheck and racecheck over the cases whose names start with "small:", and over our
+#               kernels in the tests of torch's operators whose names start with "test_small"
 # Exit status 1 if anything failed, ran past its limit, or if nothing ran.
 set -euo pipefail
 . "$(dirname "$0")/place.sh"
@@ -24,15 +25,26 @@ kernels() { run_tests kernels 150 -L cuda; }
 
 suite() { OSCAR_DEVICE=cuda OSCAR_MODEL_DTYPE=float32 run_tests suite 330 -LE '^(cuda|install)$'; }
 
+# watch NAME COMMAND...: by each tool, into a log of that name.
+watch() {
+  local log=$1 tool
+  shift
+  for tool in memcheck racecheck; do
+    { timeout 240 compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 20 "$@" >"$out/$tool.$log.log" 2>&1 \
+        || printf 'exit status %s\n' $? >>"$out/$tool.$log.log"; } &
+  done
+}
+
 # Each case is a process of its own, all at once: racecheck makes some a hundred times as slow.
 sanitizers() {
-  local program=$build/tests/kernels_cuda_test names i tool
+  local program=$build/tests/kernels_cuda_test names i name
   mapfile -t names < <("$program" --list-test-cases '--test-case=small:*' | grep '^small:')
-  for tool in memcheck racecheck; do
-    for i in "${!names[@]}"; do
-      { timeout 240 compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 20 "$program" \
-          "--test-case=${names[$i]//,/?}" >"$out/$tool.$i.log" 2>&1 || printf 'exit status %s\n' $? >>"$out/$tool.$i.log"; } &
-    done
+  for i in "${!names[@]}"; do
+    watch "$i" "$program" "--test-case=${names[$i]//,/?}"
+  done
+  export OSCAR_TEST_DEVICE=cuda OSCAR_TORCH_LIBRARY=$build/liboscar_torch.so
+  for name in operators coded_operators; do
+    watch "$name" --kernel-regex kns=oscar "$source/.venv/bin/python" -B "$source/tests/conformance/${name}_test.py" -k test_small
   done
   wait
 }

@@ -28,15 +28,6 @@ class Args(ctypes.Structure):
                  ("workspace_bytes", ctypes.c_size_t)])
 
 
-class PackArgs(ctypes.Structure):
-    _fields_ = ([(name, ctypes.c_int32) for name in
-                 ("num_tokens", "num_kv_heads", "head_dim", "group_size", "param_dtype")] +
-                [("clip_ratio", ctypes.c_double), ("x", ctypes.c_void_p), ("x_token_stride", ctypes.c_int64),
-                 ("x_head_stride", ctypes.c_int64), ("rotation", ctypes.c_void_p),
-                 ("rotation_head_stride", ctypes.c_int64), ("slots", ctypes.c_void_p), ("page_size", ctypes.c_int32),
-                 ("codes", Rows), ("params", Rows)])
-
-
 def open_library(path):
     library = ctypes.CDLL(path)
     library.oscar_int2_decode_workspace.restype = ctypes.c_size_t

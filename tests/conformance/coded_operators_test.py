@@ -4,7 +4,7 @@ import unittest
 
 import torch
 
-from operators import (BEFORE, BF16, CASES, DEVICE, F32, ON_CUDA, TOLERANCES, CodedCache, OperatorTest, before, each, expanded, normal,
+from operators import (BEFORE, BF16, CASES, DEVICE, F32, LARGE, ON_CUDA, TOLERANCES, CodedCache, OperatorTest, before, each, expanded, normal,
                        ops, rotations, some_of, targets, unaligned)
 
 LISTS = CASES["operators"]
@@ -123,7 +123,7 @@ class CodedTest(OperatorTest):
         slots, rows = cache.slots(), {side: normal(int(cache.lengths.sum()), cache.heads, dim) for side in "kv"}
         cache.pages = cache.pack(slots, **rows)
         found = cache.attend()
-        self.check_attention(found, cache.expected(), "coded")
+        self.check_attention(cache, found, "coded")
         if ON_CUDA:
             def step(workspace):
                 cache.pack(slots, cache.pages, **rows)
@@ -131,9 +131,26 @@ class CodedTest(OperatorTest):
 
             self.check_graph(step, found[0])
         cache.q = normal(len(cache.lengths), 3, *cache.q.shape[1:])  # the newest tokens of the window, each of which sees those before it
-        found = cache.attend()
-        for token in range(3):
-            self.check_attention([each[:, token] for each in found], cache.expected(unseen=2 - token), "coded")
+        self.check_attention(cache, cache.attend(), "coded")
+
+    def check_shape(self, split_batch=0, operands=None, **shape):
+        """operands: products that a head's values take, of which the kernel is compiled for some numbers."""
+        cache = CodedCache(DEVICE, **shape)
+        cache.fill()
+        self.assertIn(operands, (None, cache.layout[3]) if ON_CUDA else (operands,))
+        self.check_decode(cache, "coded", split_batch)
+
+    @each(expanded(LISTS["coded_decode"]["small"]))
+    def test_small_shapes(self, **shape):
+        self.check_shape(**shape)
+
+    @each(LARGE(LISTS["coded_decode"]))
+    def test_shapes(self, **shape):
+        self.check_shape(**shape)
+
+    def test_a_sequence_alone(self):
+        for tokens in (None, 2):
+            self.check_neighbours(CodedCache(DEVICE, most=4, lengths="900 70 3000" if ON_CUDA else "9 7 30", windows="19 5 10", tokens=tokens))
 
     def options(self, cache, weight=None, rotary=None, interleaved=False, table="float32", positions="int64"):
         """rotary: channels that are turned; up to 0: so many fewer than all."""

@@ -4,6 +4,7 @@
 On the CPU by kernels/reference; on a GPU by the kernels if OSCAR_TEST_DEVICE=cuda, whose bytes must be those of the CPU; exit status 77 if
 there is none. Needs torch and numpy alone.
 """
+import copy
 import functools
 import itertools
 import json
@@ -46,6 +47,11 @@ def expanded(entries):
                 yield dict(zip(entry, values))
 
 
+def LARGE(lists):
+    """Cases for GPUs alone: every shape that kernels tell apart."""
+    return expanded(lists["large"]) if ON_CUDA else ()
+
+
 def each(cases):
     """The method becomes a test for each of these cases, which are its arguments: they fail one by one."""
     def mark(method):
@@ -81,12 +87,31 @@ class OperatorTest(unittest.TestCase):
         self.assertTrue(torch.equal(found, expected), f"{int((found != expected).sum())} of {found.numel()} values differ {what}")
 
     def near(self, found, expected, limit=TOLERANCES["decode"]):
-        self.assertLess(float((found - expected).norm() / expected.norm()), limit)
+        error, size = float((found - expected).norm()), float(expected.norm())
+        self.assertLessEqual(error, limit * size)
+        return error / (size or 1)
 
-    def check_attention(self, found, expected, kind):
-        self.near(found[0], expected[0])
-        limit = TOLERANCES[f"decode, log-sum-exp, {kind}"]
-        torch.testing.assert_close(found[1].double(), expected[1], rtol=limit, atol=limit)
+    def check_attention(self, cache, found, kind):
+        """Of each query token of each sequence, outputs and log-sum-exps are those of float64."""
+        limit, shape, worst = TOLERANCES[f"decode, log-sum-exp, {kind}"], (len(cache.lengths), -1, *cache.q.shape[-2:]), 0
+        out, sums = found[0].reshape(shape), found[1].reshape(shape[:3])
+        for token in range(out.shape[1]):
+            expected = cache.expected(unseen=out.shape[1] - 1 - token)
+            for b in range(len(out)):
+                worst = max(worst, self.near(out[b, token], expected[0][b]))
+            torch.testing.assert_close(sums[:, token].double(), expected[1], rtol=limit, atol=limit)
+        print(f"measured: {kind} decode | bfloat16 | {cache.dim} | {int(cache.lengths.max())} | {worst:.3g} | {TOLERANCES['decode']}")
+
+    def check_decode(self, cache, kind, split_batch=0):
+        found = cache.attend(split_batch=split_batch)
+        self.check_attention(cache, found, kind)
+        self.same(cache.attend(split_batch=split_batch)[0], found[0], "from run to run")
+
+    def check_neighbours(self, cache):
+        """What the last sequence gets depends to the bit on the size of its batch, and on nobody else in it."""
+        cache.fill()
+        whole, alone = cache.attend()[0][-1], cache.last().attend(split_batch=len(cache.lengths))[0]
+        self.same(alone[0], whole)
 
     def check_graph(self, step, expected):
         """A graph of step(workspace), which runs on any stream."""
@@ -145,18 +170,33 @@ def attention(q, keys, values):
     return (scores.softmax(-1) @ values).flatten(0, 1), scores.logsumexp(-1).flatten()
 
 
-class Sequences:
-    """Of some lengths in shuffled pages, windows of their own tokens, and queries."""
+def listed(numbers):
+    return [int(number) for number in numbers.split()] if isinstance(numbers, str) else numbers
 
-    def __init__(self, device, dim, lengths, window, page, q_heads, kv_heads):
-        self.device, self.dim, self.page, self.heads = device, dim, page, kv_heads
-        pages = -(-max(lengths) // page)
-        self.table = torch.randperm(len(lengths) * pages).int().reshape(len(lengths), pages).to(device)
-        self.lengths = torch.tensor(lengths, dtype=torch.int32, device=device)
-        self.window_lengths = torch.full_like(self.lengths, window)
-        self.window_table = torch.arange(len(lengths), dtype=torch.int32, device=device).reshape(-1, 1)
-        self.windows = [normal(len(lengths), 16, kv_heads, dim, device=device) for _ in range(2)]
-        self.q = normal(len(lengths), q_heads, dim, device=device)
+
+class Sequences:
+    """Of some lengths in shuffled pages, windows of their own tokens, and queries. lengths, windows: of each, also as text; tokens: query
+    tokens of each, the newest of its window; peak: how far from uniform attention is."""
+
+    def __init__(self, device, dim, kv_heads, per_head, lengths, windows, page, window_page=16, tokens=None, peak=1):
+        self.device, self.dim, self.page, self.heads, lengths = device, dim, page, kv_heads, listed(lengths)
+        windows = [windows] * len(lengths) if isinstance(windows, int) else listed(windows)
+
+        def table(size, most):
+            pages = max(1, -(-most // size))
+            return torch.randperm(len(lengths) * pages).int().reshape(len(lengths), pages).to(device)
+
+        self.table, self.window_table = table(page, max(lengths)), table(window_page, max(windows))
+        self.lengths, self.window_lengths = (torch.tensor(each, dtype=torch.int32, device=device) for each in (lengths, windows))
+        self.windows = [normal(self.window_table.numel(), window_page, kv_heads, dim, device=device) for _ in range(2)]
+        self.q = peak * normal(len(lengths), *([tokens] if tokens else []), per_head * kv_heads, dim, device=device)
+
+    def last(self):
+        """The last sequence alone."""
+        other = copy.copy(self)
+        for name in ("table", "lengths", "window_table", "window_lengths", "q"):
+            setattr(other, name, getattr(self, name)[-1:].contiguous())
+        return other
 
     def slots(self):
         """Those of all tokens of all sequences."""
@@ -173,8 +213,8 @@ class Sequences:
         """Outputs and log-sum-exps in float64. unseen: tokens at the end of each window that the query does not see."""
         out, first, packed = [], 0, self.packed()
         for b, length in enumerate(self.lengths.tolist()):
-            window = int(self.window_lengths[b]) - unseen
-            k, v = (torch.cat([rows[first:first + length], window_rows[b, :window].double()]).transpose(0, 1)
+            window, own = max(0, int(self.window_lengths[b]) - unseen), self.window_table[b].long()
+            k, v = (torch.cat([rows[first:first + length], window_rows[own].flatten(0, 1)[:window].double()]).transpose(0, 1)
                     for rows, window_rows in zip(packed, self.windows))
             out.append(attention(self.q[b] if self.q.dim() == 3 else self.q[b, -1 - unseen], k, v))
             first += length
@@ -182,11 +222,16 @@ class Sequences:
 
 
 class Int2Cache(Sequences):
-    def __init__(self, device, lengths=LENGTHS, window=9, group=0, params="float32", dim=128):
-        super().__init__(device, dim, lengths, window, 16, 8, 2)
+    def __init__(self, device, lengths=LENGTHS, windows=9, group=0, params="float32", dim=128, kv_heads=2, per_head=4, page=16, **more):
+        super().__init__(device, dim, kv_heads, per_head, lengths, windows, page, **more)
         shape = (self.table.numel(), self.page, self.heads)
         self.codes = [torch.zeros(*shape, dim // 4, dtype=torch.uint8, device=device) for _ in range(2)]
         self.params = [torch.zeros(*shape, dim // (group or dim), 2, dtype=getattr(torch, params), device=device) for _ in range(2)]
+
+    def fill(self):
+        for codes, params in zip(self.codes, self.params):
+            codes.random_(256)
+            params[..., 0].uniform_(0.1, 1.3), params[..., 1].normal_(1.5, 0.4)
 
     def attend(self, **options):
         return ops.int2_decode(self.q, *self.codes, *self.params, *self.tables(), **options)
@@ -204,23 +249,41 @@ def unpacked(codes, params, slots):
 
 
 class CodedCache(Sequences):
-    """A head's values have the plan of the next head: in each size some head has 8-byte pieces of both."""
+    """plan: bits of the blocks of every head's keys, and of its values unless value_plan tells them; most: random bits up to that. Without
+    either heads have the plans of cases.json, values that of the next head: in each size some head has 8-byte pieces of both."""
 
-    def __init__(self, device, dim=128, page=16, lengths=LENGTHS, window=9, groups=3):
-        plans = [[*map(int, plan.split())] for plan in CASES["coded_plans"][str(dim)]]
-        plans = [plan + [0] * (dim // 8 - len(plan)) for plan in plans]
-        super().__init__(device, dim, lengths, window, page, groups * len(plans), len(plans))
-        bits = [torch.tensor([plans[(head + side) % len(plans)] for head in range(len(plans))], dtype=torch.uint8) for side in range(2)]
-        spread = [0.5 + torch.rand(len(plans), dim) for _ in range(2)]
-        steps = [6 / (1 << each.int()).repeat_interleave(8, 1) * own for each, own in zip(bits, spread)]
+    def __init__(self, device, dim=128, page=16, lengths=LENGTHS, windows=9, kv_heads=2, per_head=3, most=None, plan=None, value_plan=None, **more):
+        def random():
+            return " ".join(map(str, sorted(torch.randint(most + 1, (dim // 8,)).tolist(), reverse=True)))
+
+        keys = None
+        if most or plan is not None:
+            plans = [[random() if each is None else each for _ in range(kv_heads)] for each in (plan, plan if value_plan is None else value_plan)]
+        else:
+            keys = CASES["coded_plans"][str(dim)]
+            plans, kv_heads = [keys, [*keys[1:], keys[0]]], len(keys)
+        super().__init__(device, dim, kv_heads, per_head, lengths, windows, page, **more)
+        bits = [torch.tensor([listed(each) + [0] * (dim // 8 - len(listed(each))) for each in side], dtype=torch.uint8) for side in plans]
+        spread = [0.5 + torch.rand(kv_heads, dim) for _ in range(2)]
+        # Of the plans of cases.json all channels are about as large; else as fits make them: a channel of more bits has larger values.
+        sizes = [each.int().repeat_interleave(8, 1) if isinstance(keys, list) else each.int().amax(1, keepdim=True) for each in bits]
+        steps = [6 / (1 << size) * own for size, own in zip(sizes, spread)]
         self.format = [*bits, *steps, *spread]
         self.reader = CodedFormat.__new__(CodedFormat)  # as the header defines pages, without a library
         self.reader.bits, self.reader.steps = bits, steps
-        token_bytes = sum(self.reader.head_bytes(head) for head in range(len(plans)))
+        token_bytes = sum(self.reader.head_bytes(head) for head in range(kv_heads))
         self.pages = torch.full((self.table.numel(), page, token_bytes), 0xA5, dtype=torch.uint8, device=device)
         layout, tables = ops.coded_layout(*self.format, for_gpu=device == "cuda")
         self.layout, self.places = layout.tolist(), tables.to("cpu" if device == "meta" else device)
         assert self.layout[5] == token_bytes
+
+    def fill(self):
+        """Scales are near 1."""
+        self.pages.random_(256)
+        end = 0
+        for head in range(self.heads):
+            end += self.page * self.reader.head_bytes(head)
+            self.pages.flatten(1)[:, end - 4 * self.page:end].random_(112, 140)
 
     def attend(self, **options):
         return ops.coded_decode(self.q, self.pages, self.layout, self.places, *self.tables(), **options)

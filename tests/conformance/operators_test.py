@@ -6,7 +6,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from operators import (BEFORE, BF16, CASES, DEVICE, F32, ON_CUDA, TOLERANCES, Int2Cache, OperatorTest, before, each, expanded, normal, ops,
+from operators import (BEFORE, BF16, CASES, DEVICE, F32, LARGE, ON_CUDA, TOLERANCES, Int2Cache, OperatorTest, before, each, expanded, normal, ops,
                        rotations, some_of, targets, unaligned, unpacked)
 import row_codecs  # noqa: E402
 
@@ -79,9 +79,54 @@ class Int2Test(OperatorTest):
             self.near(unpacked(codes, pairs, cache.slots()), (rows.float().transpose(0, 1) @ rotation.float()).transpose(0, 1), 0.6)
         cache.window_lengths[2] = 0  # on the CPU there is no token at all
         found = cache.attend()
-        self.check_attention(found, cache.expected(), "INT2")
+        self.check_attention(cache, found, "INT2")
         if ON_CUDA:
             self.check_graph(lambda workspace: cache.attend(workspace=workspace)[0], found[0])
+
+    def check_shape(self, split_batch=0, **shape):
+        cache = Int2Cache(DEVICE, **shape)
+        cache.fill()
+        self.check_decode(cache, "INT2", split_batch)
+
+    @each(expanded(LISTS["int2_decode_shapes"]["small"]))
+    def test_small_shapes(self, **shape):
+        self.check_shape(**shape)
+
+    @each(LARGE(LISTS["int2_decode_shapes"]))
+    def test_shapes(self, **shape):
+        self.check_shape(**shape)
+
+    def test_a_sequence_alone(self):
+        self.check_neighbours(Int2Cache(DEVICE, "900 70 3000" if ON_CUDA else "9 7 30", "32 5 31", window_page=32))
+
+    def check_packed(self, tokens, dim, heads=3, group=0, params="float32", clip=0.96, page=16, turned=0):
+        """Rows of every kind have the bytes of the CPU. turned: by so many matrices, whose products are exact in any order."""
+        x = torch.randn(tokens, heads, dim)
+        kind, i = torch.arange(tokens * heads).reshape(tokens, heads, 1) % 8, torch.arange(x.numel()).reshape(x.shape)
+        for number, rows in ((1, x.round()), (2, torch.where(i % 3 == 0, 0.0, -0.0)), (3, torch.where(i % 5 == 0, -0.0, x.abs())),
+                             *(() if turned else ((4, torch.full_like(x, -5)), (5, x * 1e30), (6, x * 1e-36)))):
+            x = torch.where(kind == number, rows, x)
+        signs = [[[(-1) ** ((a & b).bit_count() + (b >> h & 1)) for b in range(dim)] for a in range(dim)] for h in range(turned)]
+        rotation = torch.tensor(signs, dtype=BF16) / 16 if turned else None
+        x, slots = (x.round() if turned else x).bfloat16(), torch.randperm((tokens // page + 3) * page)[:tokens].int()
+        slots[tokens // 2] = -1
+        pages, both = tokens // page + 3, []
+        for device in ("cpu", DEVICE):
+            codes = torch.full((pages, heads, page, dim // 4), 0xEE, dtype=torch.uint8, device=device)
+            pairs = torch.full((pages, heads, page, dim // (group or dim), 2), -7.0, dtype=getattr(torch, params), device=device)
+            own = rotation if rotation is None else rotation.to(device)[0 if turned == 1 else slice(None)]
+            ops.int2_pack(x.to(device), slots.to(device), codes.transpose(1, 2), pairs.transpose(1, 2), rotation=own, clip_ratio=clip)
+            both.append((codes.cpu(), pairs.cpu()))
+        for found, expected in zip(*both):
+            self.same(found, expected)
+
+    @each(expanded(LISTS["int2_pack"]["small"]))
+    def test_small_packed_rows_have_the_bytes_of_the_cpu(self, **shape):
+        self.check_packed(**shape)
+
+    @each(LARGE(LISTS["int2_pack"]))
+    def test_packed_rows_have_the_bytes_of_the_cpu(self, **shape):
+        self.check_packed(**shape)
 
     @each([{"rotated": False}, {"rotated": True}])
     def test_heads_with_ranks_of_their_own(self, rotated):

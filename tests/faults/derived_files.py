@@ -10,7 +10,7 @@ OTHERS = (("convert", "{set}", "out"), ("publish", "{set}", "--zoo", "out", "--n
 PLAIN = set_edits.SERVED | set_edits.IN_H5 | set_edits.IN_PT | set_edits.IN_MANIFEST
 # What only verify can tell: no other file of the set says it.
 VERIFY_ONLY = ("manifest-model.num_layers", "manifest-model.num_key_value_heads", "manifest-calibration.tokens",
-               "h5-covariance-key", "h5-covariance-value")
+               "h5-covariance-key", "h5-covariance-value", "coded-model.num_key_value_heads")
 STRAYS = ("files-more", "files-hidden", "files-deep")
 
 
@@ -44,7 +44,7 @@ def strays_stay_behind(folder, _):
 
 
 def faults():
-    cases = [*((case, "set", True) for case in PLAIN.items()), *((case, "rich", True) for case in set_edits.IN_RICH_PT.items()),
+    cases = [*((case, "set", True) for case in PLAIN.items()), *((case, "rich", True) for case in set_edits.IN_MEANS.items()),
              *((case, "coded", True) for case in set_edits.IN_CODED.items()),
              *((case, "set", False) for case in set_edits.IN_LIST.items())]
     for index, ((name, change), folder, hashes) in enumerate(cases):

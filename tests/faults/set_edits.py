@@ -59,6 +59,20 @@ def turned(matrix):
     return matrix
 
 
+def double_mean(file):
+    file["layers/1/key/mean"][...] *= 2
+
+
+def listed(name):
+    """A file more, which the manifest lists."""
+    def change(folder):
+        (folder / name).write_text("touch pwned\n")
+        entry = {"path": name, "size": 12, "sha256": edit.sha256(folder / name)}
+        manifest(lambda document: document["files"].append(entry))(folder)
+
+    return change
+
+
 def swap_layers(content):
     layers = content["layers"]
     layers[1]["rotation"], layers[2]["rotation"] = layers[2]["rotation"], layers[1]["rotation"]
@@ -112,8 +126,8 @@ IN_PT = {
     "pt-sides": swap_sides,
 }
 
-# Version 3 tells more: each field of it.
-IN_RICH_PT = {
+# Version 3 tells more: each field of it; and what else servers of means read.
+IN_MEANS = {
     **{f"pt3-{field}": pt(lambda content, f=field, v=value: edit.put(content, f, v), RICH_KEYS) for field, value in {
         "transform.recipe": "oscar", "transform.codec": "lloyd-max", "transform.key_levels": 8, "transform.value_levels": 8,
         "transform.group_size": 32, "transform.scale_dtype": "float16", "calibration.model_path": "another/model",
@@ -123,6 +137,12 @@ IN_RICH_PT = {
     "pt3-k_mean": pt(lambda content: edit.put(content, "layers.1.k_mean", lambda mean: mean * 0), RICH_KEYS),
     "pt3-q_rotation": pt(lambda content: edit.put(content, "layers.1.q_rotation", turned), RICH_KEYS),
     "pt3-no-q_rotation": pt(lambda content: edit.drop(content, "layers.1.q_rotation"), RICH_KEYS),
+    "means-pt": pt(lambda content: edit.put(content, "layers.1.mu", lambda mean: mean * 2), "with_means/k_mean.pt"),
+    "means-h5": lambda folder: edit.h5(folder / "with_means/rotations.h5", double_mean),
+    "means-table": table("with_means/k_clip_per_layer.json", lambda ratios: edit.put(ratios, "1", 0.5)),
+    "means-env": text("with_means/serve.env", b"RECENT_TOKENS=256", b"RECENT_TOKENS=0"),
+    "means-model": member("model.id", "another/model"),
+    "means-script": listed("with_means/setup.sh"),
 }
 
 ROTATIONS = "parts.rotations."
@@ -143,6 +163,8 @@ IN_MANIFEST = {
     **{f"manifest-{path}": member(path, value) for path, value in {
         "windows.sink": 0, "windows.recent": 4096, "model.num_layers": 8, "model.head_dim": 64, "model.num_key_value_heads": 7,
         "calibration.tokens": 3, "readers.vllm": "coded", "readers.sglang": "with_means"}.items()},
+    "manifest-few-layers": member("model.num_layers", 2),
+    "manifest-verdict": member("verification.readers.vllm.part", "coded"),
     "manifest-part": manifest(lambda document: document["parts"].update(with_means=document["parts"]["rotations"])),
     "manifest-layer-missing": of_layers(lambda layers: layers.remove(layers[1])),
     "manifest-layer-twice": of_layers(lambda layers: layers.append(layers[1])),
@@ -154,7 +176,12 @@ IN_MANIFEST = {
 IN_CODED = {
     **{f"coded-{path}": member(f"parts.coded.{path}", value) for path, value in {
         "layers.1.key.bits": 1.0, "layers.1.value.row_bytes.0": 5, "layers.1.key.most_levels.0": 256, "layers.1.layer_id": 0,
-        "layers.1.head_dim": 64, "codec.bits_taken": 1.0}.items()},
+        "layers.1.head_dim": 64, "layers.1.value_dim": 64, "layers.1.key.row_bytes": lambda sizes: [*sizes, 4], "layers": lambda layers: layers[:3],
+        "layers.3": lambda layer: {**layer, "layer_id": 5}, "codec.bits_taken": 1.0}.items()},
+    **{f"coded-{path}": member(path, value) for path, value in {
+        "model.num_key_value_heads": 7, "model.head_dim": 64, "model.num_layers": 2}.items()},
+    "coded-order": manifest(lambda document: document["parts"]["coded"]["layers"].reverse()),
+    "coded-file": listed("rotations.h5"),
     "coded-tensor": lambda folder: edit.safetensors(folder / "coded.safetensors", lambda header: header.pop("layers.1.key.mean")),
     "coded-readers": member("readers.sglang", "coded"),
 }
@@ -178,6 +205,8 @@ IN_LIST = {
     "files-hash-upper": member("files.0.sha256", "x"),
     "files-missing": lambda folder: (folder / "serve.env").unlink(),
     "files-none": member("files", []),
+    "files-listed-script": listed("setup.sh"),
+    "files-listed-rotations": listed("k_rotation_other.pt"),
     "files-self": manifest(lambda document: document["files"].append({**document["files"][0], "path": "manifest.json"})),
     "files-dot": member("files.0.path", lambda path: f"./{path}"),
     "files-absolute": member("files.0.path", "/etc/passwd"),

@@ -53,7 +53,10 @@ class ResultsTests(unittest.TestCase):
     def test_sanitizers_must_have_watched_something_and_said_nothing(self):
         status, result = conclude(["sanitizers"], memcheck_0=CLEAN, memcheck_1=CLEAN, racecheck_0=NO_RACE)
         self.assertEqual((status, [entry["cases"] for entry in result["sanitizers"]]), (0, [4, 2]))
-        for bad in (CLEAN.replace("0 errors", "3 errors"), CLEAN.replace(" 2 ", " 0 "), CLEAN + "exit status 124\n",
+        operators = "Ran 12 tests in 3s\n\nOK\n========= ERROR SUMMARY: 0 errors\n"
+        status, result = conclude(["sanitizers"], memcheck_0=CLEAN, memcheck_operators=operators, racecheck_0=NO_RACE)
+        self.assertEqual((status, result["sanitizers"][0]["cases"]), (0, 14))
+        for bad in (operators.replace("12", "0"), operators + "exit status 1\n", CLEAN.replace("0 errors", "3 errors"), CLEAN.replace(" 2 ", " 0 "), CLEAN + "exit status 124\n",
                     CLEAN + "skipped: no GPU\n", ""):
             self.assertEqual(conclude(["sanitizers"], memcheck_0=CLEAN, memcheck_1=bad, racecheck_0=NO_RACE)[0], 1, bad)
         self.assertEqual(conclude(["sanitizers"], memcheck_0=CLEAN)[0], 1)

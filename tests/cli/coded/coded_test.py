@@ -2,7 +2,6 @@
 """The coded cache from fit to verdict, on the sample model and its text: coded_test.py. Each figure is held to one of a
 method of more bits in the same report, with room for the last bits of another processor."""
 import json
-import os
 import shutil
 import tempfile
 import unittest
@@ -11,7 +10,7 @@ from pathlib import Path
 from coded_proof_test import DATA, GOLDEN, MODEL, oscar
 
 # Most of a fit is asking what errors cost, of eight texts at most: of 512 tokens each that takes a fifth of the time that texts
-# of 2,048 take. In all they are three blocks of sums.
+# of 2,048 take. In all they are three blocks of sums. They are taken once, and sets of all bits are fitted from that.
 TEXTS = ("--tokens", GOLDEN / "tokens_calib.npy", "--max-tokens", "12288", "--seq-len", "512")
 
 
@@ -19,12 +18,16 @@ class CodedTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
-        cls.set = cls.folder / "set"  # for what needs any set
+        cls.set, cls.taken = cls.folder / "set", cls.folder / "taken"  # the set is for what needs any
         oscar("fit", "--recipe", "coded", "--dump", DATA / "reference-fit/dump", "--out", cls.set)
+        cls.take("--threads", "2", "--save-stats", cls.taken)
 
     @classmethod
-    def fit(cls, out, *options, status=0):
-        return oscar("fit", "--recipe", "coded", "--model", MODEL, *TEXTS, "--out", out, *options, status=status)
+    def take(cls, *options, status=0):
+        return oscar("fit", "--recipe", "coded", "--model", MODEL, *TEXTS, *options, status=status)
+
+    def fit(self, out, *options):
+        return oscar("fit", "--recipe", "coded", "--stats", self.taken, "--out", out, *options)
 
     def methods(self, rotations, compare, *options):
         """Over 4,096 tokens that nothing was fitted on, of which windows leave 2,816."""
@@ -77,12 +80,11 @@ class CodedTest(unittest.TestCase):
         self.assertLess(kld["coded"], kld["int3"], kld)
 
     def test_the_same_bytes_whatever_the_threads(self):
-        written = []
+        self.take("--threads", "1", "--save-stats", self.folder / "by-one")
+        self.assertEqual((self.folder / "by-one").read_bytes(), self.taken.read_bytes())
         for threads in ("1", "2"):
-            rotations = self.folder / f"set-{threads}-threads"
-            self.fit(rotations, "--threads", threads)
-            written.append((rotations / "coded.safetensors").read_bytes())
-        self.assertEqual(*written)
+            self.fit(self.folder / f"set-{threads}", "--threads", threads)
+        self.assertEqual(*((self.folder / f"set-{threads}/coded.safetensors").read_bytes() for threads in ("1", "2")))
 
     def test_mistakes_are_named(self):
         out = self.folder / "never"
@@ -93,7 +95,7 @@ class CodedTest(unittest.TestCase):
                 (["--for", "sglang-v1"], "sglang-v1 cannot read the coded cache"),
                 (["--context", "-1"], "--context"), (["--context", "4096"], "the model reads 2048 tokens at most"),
                 (["--clip", "off"], "recipe coded for these readers does not have this option")):
-            self.assertIn(words, self.fit(out, *options, status=2))
+            self.assertIn(words, self.take("--out", out, *options, status=2))
             self.assertFalse(out.exists())
         self.assertIn("a dump's keys are taken at the positions where they are",
                       oscar("fit", "--recipe", "coded", "--dump", DATA, "--context", "99", "--out", out, status=2))

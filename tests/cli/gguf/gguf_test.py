@@ -18,6 +18,7 @@ except ImportError as error:
     sys.exit(77)
 
 TEXT = ["--text", DATA / "text/pep-0334.txt", "--max-tokens", "600"]
+ROTATIONS = ["--recipe", "oscar"]  # reads the model once
 
 
 class GgufTest(RemoteCase):
@@ -50,21 +51,21 @@ class GgufTest(RemoteCase):
 
     def test_at_an_address(self):
         path = self.sample(kind=KIND.Q4_1)
-        here = self.fit("a", "--model", path, *TEXT)
+        here = self.fit("a", "--model", path, *TEXT, *ROTATIONS)
         server = FileServer({"models/sample.gguf": path.read_bytes()})
         with server as url:
-            self.assertEqual(self.fit("b", "--model", f"{url}/models/sample.gguf", *TEXT), here)
+            self.assertEqual(self.fit("b", "--model", f"{url}/models/sample.gguf", *TEXT, *ROTATIONS), here)
             asked = [piece for _, piece in server.seen]
         self.assertNotIn(None, asked)
 
     def test_in_parts(self):
-        whole = self.fit("a", "--model", self.sample(), *TOKENS)
+        whole = self.fit("a", "--model", self.sample(), *TOKENS, *ROTATIONS)
         names = [f"sample-{part:05}-of-00003.gguf" for part in (1, 2, 3)]
         parts = [self.sample(name, parts=3, part=part + 1) for part, name in enumerate(names)]
-        self.assertEqual(self.fit("b", "--model", parts[0], *TOKENS), whole)
+        self.assertEqual(self.fit("b", "--model", parts[0], *TOKENS, *ROTATIONS), whole)
         server = FileServer({f"m/{name}": part.read_bytes() for name, part in zip(names, parts)})
         with server as url:
-            self.assertEqual(self.fit("c", "--model", f"{url}/m/{names[0]}", *TOKENS), whole)
+            self.assertEqual(self.fit("c", "--model", f"{url}/m/{names[0]}", *TOKENS, *ROTATIONS), whole)
         self.refused(["is not the first part", names[0]], parts[1])
         parts[2].unlink()
         self.fail_with(["no such file", names[2]], "fit", "--model", parts[0], *TOKENS, "--out", "set")

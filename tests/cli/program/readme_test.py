@@ -24,8 +24,8 @@ class ReadmeTest(unittest.TestCase):
             (self.folder / part).symlink_to(PROJECT / part)
 
     def run_blocks(self, blocks):
-        """What they print. Fewer tokens than a user would take: what is tried is the commands."""
-        environment = {**os.environ, "OSCAR_MAX_TOKENS": "8192", "OSCAR_CACHE": str(self.folder / "cache")}
+        """What they print. Fewer tokens than a user would take, and shorter texts: what is tried is the commands."""
+        environment = {**os.environ, "OSCAR_MAX_TOKENS": "8192", "OSCAR_SEQ_LEN": "512", "OSCAR_CACHE": str(self.folder / "cache")}
         environment.pop("OSCAR_ZOO", None)
         done = subprocess.run(["bash", "-euo", "pipefail", "-c", "".join(blocks)], cwd=self.folder, env=environment, text=True,
                               capture_output=True, timeout=500)

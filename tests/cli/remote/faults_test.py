@@ -37,9 +37,10 @@ class FaultsTest(RemoteCase):
             return self.fail_with(fragments, "fit", "--model", f"{url}/{path}", *TOKENS, *options, "--out", "set", **more)
 
     def comes_whole(self, server):
+        rotations = [*TOKENS, "--recipe", "oscar"]
         with server as url:
-            there = self.fit("b", "--model", f"{url}/m", *TOKENS)
-        self.same(self.fit("a", "--model", self.copy(MODEL, "m"), *TOKENS), there)
+            there = self.fit("b", "--model", f"{url}/m", *rotations)
+        self.same(self.fit("a", "--model", self.copy(MODEL, "m"), *rotations), there)
 
     def test_a_line_that_is_cut_is_taken_up_again(self):
         def cut(request, path, nth, asked):

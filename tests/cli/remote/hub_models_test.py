@@ -91,16 +91,16 @@ class HubModelsTest(RemoteCase):
                               env={"HF_ENDPOINT": hub.url, **env})
 
     def test_a_model_gives_the_bytes_of_the_hubs_cache(self):
-        folder = self.cached(OLD, read_folder(MODEL))
+        folder, rotations = self.cached(OLD, read_folder(MODEL)), [*TOKENS, "--recipe", "oscar"]
         text = ["--text", DATA / "text/pep-0334.txt", "--max-tokens", "600"]
         with self.hub() as hub:
             env = {"HF_ENDPOINT": hub.url}
-            there = self.fit("there", "--model", f"hf://{REPOSITORY}", *TOKENS, env=env)
+            there = self.fit("there", "--model", f"hf://{REPOSITORY}", *rotations, env=env)
             self.succeed("dump", "-q", "--model", f"hf://{REPOSITORY}/", *text, "--out", "d", env=env)
             verify = ["verify", "-q", "there", *TOKENS, "--compare", "none", "--no-default-limits", "--recent", "64", "--json"]
             figures = [json.loads(self.succeed(*verify, "--model", place, env=env).stdout)["methods"]
                        for place in (folder, f"hf://{REPOSITORY}")]
-        self.same(self.fit("here", "--model", folder, *TOKENS), there)
+        self.same(self.fit("here", "--model", folder, *rotations), there)
         self.succeed("dump", "-q", "--model", folder, *text, "--out", "c")
         self.same(read_folder(self.folder / "c"), read_folder(self.folder / "d"))
         self.assertEqual(*figures)

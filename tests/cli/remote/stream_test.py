@@ -71,9 +71,9 @@ class StreamTest(RemoteCase):
         shutil.copytree(MODEL, self.folder / "www/a+b/qwen3-2m")
         files = certificate(self.folder)
         with Nginx(self.folder / "nginx", self.folder / "www", files) as nginx:
-            there = self.fit("b", "--model", f"{nginx.url}/a%2Bb/qwen3-2m", *TOKENS, env={"SSL_CERT_FILE": str(files[0])})
+            there = self.fit_layer(f"{nginx.url}/a%2Bb/qwen3-2m", "b", SSL_CERT_FILE=str(files[0]))
             ranges = [line for line in nginx.requests() if line[4] == "206"]
-        self.same(self.fit("a", "--model", MODEL, *TOKENS), there)
+        self.same(self.fit_layer(MODEL, "a"), there)
         self.assertGreater(len(ranges), 4)
         self.assertEqual({line[1] for line in ranges}, {"HTTP/2.0"})
 

@@ -21,7 +21,7 @@ except ImportError:
 BINARY, PROJECT = Path(os.environ["OSCAR_BINARY"]), Path(os.environ["OSCAR_PROJECT"])
 SAMPLE = PROJECT / "tests/data/qwen3-2m"
 # Options that make the jobs small: they stand behind those of the examples.
-SMALL = {"FIT_OPTIONS": "--seq-len 400 --max-tokens 1200", "VERIFY_OPTIONS": "--seq-len 512 --sequences 2 --compare naive"}
+SMALL = {"FIT_OPTIONS": "--seq-len 512 --max-tokens 2048", "VERIFY_OPTIONS": "--seq-len 512 --sequences 2 --compare naive"}
 # In place of programs of the runner: they write down how they were called.
 PROGRAMS = {"apt-get": "", "setup.sh": "", "build.sh": "",
             "pipx": f'[ "$1 $2 $3 $4 $5" = "run --spec huggingface_hub hf download" ] && [ "$7" = --local-dir ] && cp -r {SAMPLE} "$8"'}
@@ -74,8 +74,7 @@ class CiExamplesTest(unittest.TestCase):
         for commands, variables in runs:
             variables = dict(variables) | more
             for name, options in SMALL.items():
-                if name in variables:
-                    variables[name] += " " + options
+                variables[name] = f"{variables.get(name, '')} {options}"
             environment = {"PATH": f"{self.folder}/bin:/usr/bin:/bin", "HOME": str(self.folder), **variables}
             done = subprocess.run(["bash", "-e", "-o", "pipefail", "-c", commands], cwd=self.folder, env=environment, text=True,
                                   capture_output=True, timeout=300)

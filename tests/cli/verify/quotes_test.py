@@ -44,12 +44,16 @@ def answers_by_transformers(rows, lengths):
 
 
 class QuotesTest(unittest.TestCase):
-    def setUp(self):
-        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        cls.oscar("fit", "--model", DATA / "qwen3-2m", "--tokens", GOLDEN / "tokens_calib.npy", "--max-tokens", 1024,
+                  "--seq-len", 512, "--recipe", "oscar", "--out", "set", "--quiet")
 
-    def oscar(self, *arguments, code=0):
-        done = subprocess.run([BINARY, *map(str, arguments)], capture_output=True, text=True, cwd=self.folder)
-        self.assertEqual(done.returncode, code, done.stderr)
+    @classmethod
+    def oscar(cls, *arguments, code=0):
+        done = subprocess.run([BINARY, *map(str, arguments)], capture_output=True, text=True, cwd=cls.folder)
+        assert done.returncode == code, done.stderr
         return done
 
     def save(self, name, rows, lengths):
@@ -57,18 +61,12 @@ class QuotesTest(unittest.TestCase):
         numpy.save(self.folder / f"{name}_answers.npy", numpy.array(lengths))
         return f"--{name}", f"{name}.npy", f"--{name}-answers", f"{name}_answers.npy"
 
-    def fit(self):
-        self.oscar("fit", "--model", DATA / "qwen3-2m", "--tokens", GOLDEN / "tokens_calib.npy", "--max-tokens", 1024,
-                   "--seq-len", 512, "--recipe", "oscar", "--out", "set", "--quiet")
-
     def test_figures_are_those_of_transformers(self):
         rows, lengths = quotations(), [PASSAGE] * COUNT
-        needles = numpy.load(GOLDEN / "tokens_passkey.npy")[:COUNT]
-        needle_lengths = numpy.load(GOLDEN / "passkey_answer_len.npy")[:COUNT].tolist()
-        self.fit()
-        verify = ["verify", "set", "--model", DATA / "qwen3-2m", "--compare", "bf16,naive", "--no-record", "--quiet", "--json"]
-        probes = [*self.save("quote", rows, lengths), *self.save("needle", needles, needle_lengths)]
-        document = json.loads(self.oscar(*verify, *probes).stdout)
+        needles = numpy.load(GOLDEN / "tokens_passkey.npy")[:2]
+        needle_lengths = numpy.load(GOLDEN / "passkey_answer_len.npy")[:2].tolist()
+        verify = ["verify", "set", "--model", DATA / "qwen3-2m", "--no-record", "--quiet", *self.save("quote", rows, lengths)]
+        document = json.loads(self.oscar(*verify, *self.save("needle", needles, needle_lengths), "--compare", "bf16,naive", "--json").stdout)
         exact, naive, own = (method["model"] for method in document["methods"])
         right, nll = answers_by_transformers(rows, lengths)
         quotes = exact["quotes"]
@@ -82,13 +80,12 @@ class QuotesTest(unittest.TestCase):
         self.assertAlmostEqual(exact["needle_nll"], numpy.concatenate([row[:-1] for row in needle_nll]).mean(), delta=1e-4)
         self.assertLess(naive["quotes"]["tokens_right"], own["quotes"]["tokens_right"])
         self.assertGreater(document["data"]["model"]["quotes_quantised_share"], 0.3)
-        table = self.oscar(*verify[:-1], *probes, "--max-quotes", 2).stdout
+        table = self.oscar(*verify, "--compare", "bf16", "--max-quotes", 2).stdout
         self.assertIn("quoted", table)
         self.assertRegex(table, r"bf16 .*, \d/2\n")
 
     def test_mistakes_are_named(self):
         rows = quotations()
-        self.fit()
         verify = ["verify", "set", "--model", DATA / "qwen3-2m", "--no-record"]
         self.assertIn("belong together", self.oscar(*verify, "--quote", "x.npy", code=2).stderr)
         told = self.oscar(*verify, *self.save("quote", rows, [PASSAGE] * (COUNT - 1)), code=1).stderr
