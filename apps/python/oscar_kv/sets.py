@@ -23,6 +23,8 @@ from typing import Any
 
 import numpy as np
 
+from .identity import hash_of_config
+
 _SCHEMA = "oscar.set.v1"
 # Of each part, the file that is read; our readers take the first part that there is.
 _FILES = {"coded": "coded.safetensors", "with_means": "with_means/rotations.h5", "rotations": "rotations.h5"}
@@ -372,18 +374,19 @@ def _side(arrays: dict[str, np.ndarray], layer: dict[str, Any], name: str, codec
     return side
 
 
-def check_for_model(part: SetPart, model: dict[str, Any], covered: list[int], longest: int | None) -> None:
-    """model: as identity.describe_model has it; covered: layers that a set must have; longest: tokens that the model, or its
+def check_for_model(part: SetPart, config: Any, covered: list[int], longest: int | None) -> None:
+    """config: transformers' of the model; covered: layers that a set must have; longest: tokens that the model, or its
     server, can have in a sequence."""
-    fitted = part.manifest.get("model") or {}
+    fitted, own = part.manifest.get("model") or {}, hash_of_config(config)
+    layers = config.get_text_config(decoder=True).num_hidden_layers
     sha256, count = fitted.get("config_sha256"), fitted.get("num_layers")
     missing = sorted(set(covered) - set(part.layers))
-    surplus = [i for i in part.layers if i >= model["num_layers"]]
+    surplus = [i for i in part.layers if i >= layers]
     kept = sum(part.windows)
     for is_wrong, text in (
-            (sha256 and model["config_sha256"] and sha256 != model["config_sha256"],
+            (sha256 and own and sha256 != own,
              f"the set is for another model: it was fitted on {fitted.get('id')!a}, whose config.json differs; fit one for this model"),
-            (count and count != model["num_layers"],
+            (count and count != layers,
              f"the set is for a model of {count} layers, and this one has {model['num_layers']}; fit one for this model"),
             (surplus, f"the set has layers {surplus}, and the model has {model['num_layers']}; fit one for this model"),
             (missing, f"the set has no layer {', '.join(map(str, missing))}; it has {sorted(part.layers)}; fit all layers"),
