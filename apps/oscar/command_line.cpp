@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdio>
+#include <filesystem>
 #include <regex>
 #include <sstream>
 
@@ -18,6 +19,18 @@ namespace {
 /// Options that can be set by OSCAR_<NAME>, in whichever command has them.
 constexpr const char* kFromEnvironment[] = {"device", "model-dtype", "threads", "quiet",      "verbose",  "progress",
                                             "layers", "seed",        "seq-len", "max-tokens", "sequences"};
+
+/// Pipes and devices may never end. What is missing is told by CLI11.
+const CLI::Validator kDocument{[](const std::string& file) {
+                                 namespace fs = std::filesystem;
+                                 constexpr std::uintmax_t kMostBytes = 8U << 20U;
+                                 std::error_code error;
+                                 const bool ends =
+                                     !fs::exists(file, error) ||
+                                     (fs::is_regular_file(file, error) && fs::file_size(file, error) < kMostBytes);
+                                 return ends ? std::string() : file + " is no file of options";
+                               },
+                               ""};
 
 /// CLI11's help, in lines that fit a terminal. Groups named "More …" are left to --help-all.
 class HelpFormatter : public CLI::Formatter {
@@ -57,6 +70,7 @@ std::vector<CLI::App*> commands_of(CLI::App& app) {
 void finish(CLI::App& command) {
   for (CLI::Option* option : command.get_options()) {
     const std::string type = option->get_type_name();
+    if (type.starts_with("FLOAT")) option->check(kFinite);  // a range lets NaN pass
     if ((type.starts_with("INT") || type.starts_with("UINT")) && option->get_type_size() > 0) option->transform(kCount);
   }
   for (const std::string name : kFromEnvironment) {
@@ -160,6 +174,7 @@ void add_common_options(CLI::App& app, Context& context) {
   app.set_help_all_flag("--help-all", "Print all options, also those that are seldom needed, and exit");
   app.set_version_flag("--version", app.get_name() + " " + kVersion, "Print the version and exit");
   app.set_config("--config", "", "Read options from a TOML file; [fit] holds those of fit, and so on")
+      ->check(kDocument)
       ->type_name("FILE");
   app.allow_config_extras(CLI::config_extras_mode::error);
   app.add_option("--device", common.device, "Where to compute: auto, cpu, cuda or cuda:N")

@@ -128,8 +128,11 @@ void print_error(const Error& error) {
 
 void print(std::string_view text) {
   const std::string safe = printable(text);
-  if (std::fwrite(safe.data(), 1, safe.size(), stdout) != safe.size() || std::fflush(stdout) != 0) {
-    throw IoError("cannot write the result", "stdout", "check where stdout goes");
+  for (std::size_t done = 0; done < safe.size();) {
+    const ssize_t count = ::write(STDOUT_FILENO, safe.data() + done, safe.size() - done);
+    if (count < 0 && errno != EINTR) throw IoError("cannot write the result", "stdout", "check where stdout goes");
+    done += static_cast<std::size_t>(std::max<ssize_t>(count, 0));
+    if (done < safe.size()) throw_if_interrupted();  // nobody reads the pipe
   }
 }
 

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Parses the command line, runs one command, and turns errors into text and exit codes: the only place that does.
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <cstdio>
@@ -9,11 +11,13 @@
 #include <fstream>
 #include <iostream>
 #include <new>
+#include <system_error>
 
 #include <CLI/CLI.hpp>
 
 #include "base/clock.hpp"
 #include "base/errors.hpp"
+#include "base/files.hpp"
 #include "base/text.hpp"
 #include "base/threads.hpp"
 #include "base/version.hpp"
@@ -111,6 +115,18 @@ int fail(Context& context, const Error& error, ExitCode code = kFailed) {
   return code;
 }
 
+/// What no part of oscar foresees. Threads that cannot start lack memory, too.
+Error unforeseen(const std::exception& error) {
+  const auto* const system = dynamic_cast<const std::system_error*>(&error);
+  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr ||
+      (system != nullptr && (system->code() == std::errc::resource_unavailable_try_again ||
+                             system->code() == std::errc::not_enough_memory))) {
+    return {"out of memory", "",
+            "use fewer tokens (--max-tokens), raise the limit (ulimit -v) or use a larger machine"};
+  }
+  return {error.what(), "", "this is a bug in oscar; please report it with the command line"};
+}
+
 int run(int argc, char** argv) {
   Context context;
   context.arguments = {argv + 1, argv + argc};
@@ -138,11 +154,21 @@ int run(int argc, char** argv) {
   } catch (const Error& error) {
     return fail(context, error);
   } catch (const std::filesystem::filesystem_error& error) {
-    return fail(context, IoError(error.code().message(), error.path1().string(), "check the path and its permissions"));
-  } catch (const std::bad_alloc&) {
-    return fail(context, Error("out of memory", "", "use fewer tokens (--max-tokens) or a larger machine"));
+    try {
+      throw_io("cannot use this path", error.path1(), error.code().value());
+    } catch (const IoError& told) {
+      return fail(context, told);
+    }
   } catch (const std::exception& error) {
-    return fail(context, Error(error.what(), "", "this is a bug in oscar; please report it with the command line"));
+    return fail(context, unforeseen(error));
+  }
+}
+
+/// Files that are opened later must not stand where the caller closed stdin, stdout or stderr: these fail as closed
+/// ones.
+void keep_closed() {
+  for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (::fcntl(stream, F_GETFD) == -1) (void)::open("/dev/null", stream == STDIN_FILENO ? O_WRONLY : O_RDONLY);
   }
 }
 
@@ -150,6 +176,7 @@ int run(int argc, char** argv) {
 }  // namespace oscar
 
 int main(int argc, char** argv) {
+  oscar::keep_closed();
   oscar::install_interrupt_handler();
   return oscar::run(argc, argv);
 }

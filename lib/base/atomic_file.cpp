@@ -45,12 +45,9 @@ bool is_replaceable(const fs::path& target) {
 void write_all(int descriptor, std::string_view content, const fs::path& path) {
   while (!content.empty()) {
     const ssize_t count = ::write(descriptor, content.data(), content.size());
-    if (count < 0 && errno == EINTR) {
-      throw_if_interrupted();
-      continue;
-    }
-    if (count < 0) throw_io("cannot write", path, errno);
-    content.remove_prefix(static_cast<std::size_t>(count));
+    if (count < 0 && errno != EINTR) throw_io("cannot write", path, errno);
+    content.remove_prefix(static_cast<std::size_t>(std::max<ssize_t>(count, 0)));
+    if (!content.empty()) throw_if_interrupted();  // a pipe that nobody reads
   }
 }
 

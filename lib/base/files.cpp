@@ -146,10 +146,14 @@ void make_room_for_files(int count) {
 }
 
 void throw_io(const std::string& what, const std::filesystem::path& path, int error) {
-  const char* remedy = "";
+  const char* remedy = "check the path and its permissions";
   if (error == ENOSPC || error == EDQUOT || error == EFBIG)
     remedy = "free some disk space, raise the limit (ulimit -f) or choose another place, then run again";
   if (error == EACCES || error == EPERM || error == EROFS) remedy = "check the permissions, or choose another place";
+  if (error == ENAMETOOLONG) remedy = "choose a shorter name";
+  if (error == ELOOP) remedy = "links lead to each other: remove them, or name what they should lead to";
+  if (error == EBADF) remedy = "this was closed: give a file, or start oscar with it open";
+  if (error == ENOMEM) remedy = "raise the limit of memory (ulimit -v), or use a larger machine";
   if (error == ENOTDIR) remedy = "a part of this path is a file: choose another place";
   throw IoError(what + ": " + std::strerror(error), path.string(), remedy);
 }

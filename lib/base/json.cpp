@@ -15,24 +15,33 @@ namespace {
 constexpr int kMaxDepth = 100;
 constexpr char kRemedy[] = "write or fetch the file again";
 
-/// Refuses what readers of JSON disagree about. The parser tells it what comes.
-class Strict {
+/// Refuses what readers of JSON disagree about, in a pass of its own: the parser takes quadratic time where it asks.
+class Strict : public nlohmann::detail::json_sax_acceptor<Json> {
  public:
   explicit Strict(const std::string& where) : where_(where) {}
 
-  bool operator()(int depth, Json::parse_event_t event, const Json& parsed) {
+  bool start_object(std::size_t /*size*/) {
+    keys_.emplace_back();
+    return start_array(0);
+  }
+  bool start_array(std::size_t /*size*/) {
     // Documents from outside may nest until a recursive function (dump, a validator) runs out of stack.
-    if (depth > kMaxDepth) throw DataError("not valid JSON: nested too deeply", where_, kRemedy);
-    if (event == Json::parse_event_t::object_start) keys_.emplace_back();
-    if (event == Json::parse_event_t::object_end) keys_.pop_back();
-    if (event == Json::parse_event_t::key && !keys_.back().insert(parsed.get_ref<const std::string&>()).second) {
-      throw DataError("not valid JSON: the key " + parsed.dump() + " stands twice in one object", where_, kRemedy);
-    }
+    if (++depth_ > kMaxDepth) throw DataError("not valid JSON: nested too deeply", where_, kRemedy);
     return true;
   }
+  bool key(std::string& name) {
+    if (keys_.back().insert(name).second) return true;
+    throw DataError("not valid JSON: the key " + Json(name).dump() + " stands twice in one object", where_, kRemedy);
+  }
+  bool end_object() {
+    keys_.pop_back();
+    return end_array();
+  }
+  bool end_array() { return --depth_ >= 0; }
 
  private:
   const std::string& where_;
+  int depth_ = 0;
   std::vector<std::unordered_set<std::string>> keys_;  // of the objects that are open
 };
 
@@ -43,8 +52,8 @@ Json parse_json(std::string_view text, const std::string& where) {
   if (text.find('\0') != std::string_view::npos) throw DataError("not valid JSON: a zero byte", where, kRemedy);
   Strict strict(where);
   try {
-    return Json::parse(
-        text, [&](int depth, Json::parse_event_t event, Json& parsed) { return strict(depth, event, parsed); });
+    (void)Json::sax_parse(text, &strict);
+    return Json::parse(text);
   } catch (const Json::exception& error) {  // syntax, UTF-8, or a number out of range
     // "[json.exception.parse_error.101] parse error at line 1, column 2: …": what stands behind the brackets is for
     // people.

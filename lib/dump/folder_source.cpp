@@ -240,6 +240,8 @@ class FolderSource : public QkvSource {
     model_.num_attention_heads = static_cast<int>(q[1]);
     model_.num_key_value_heads = static_cast<int>(first.front().k.location.shape[1]);
     model_.head_dim = static_cast<int>(q[2]);
+    const auto value_dim = static_cast<int>(first.front().v.location.shape[2]);
+    if (value_dim != model_.head_dim) model_.value_dim = value_dim;
   }
 
   DumpIndex index_;

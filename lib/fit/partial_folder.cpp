@@ -10,6 +10,13 @@ namespace {
 
 constexpr const char* kRecord = "fit.json";
 
+/// "fit.json" of ".fit.json.part.123", too: half a file, of a process that was killed.
+std::string whole_name(const fs::path& file) {
+  const std::string name = file.filename().string();
+  const std::size_t end = name.rfind(".part.");
+  return name.starts_with('.') && end != name.npos ? name.substr(1, end - 1) : name;
+}
+
 }  // namespace
 
 PartialFolder::PartialFolder(std::filesystem::path folder, const Json& of, Status& status)
@@ -22,11 +29,11 @@ PartialFolder::PartialFolder(std::filesystem::path folder, const Json& of, Statu
     if (found != of) write_json(record, of);
     return;
   }
-  if (fs::exists(folder_) && !fs::is_empty(folder_) && !fs::exists(record)) {
+  fs::create_directories(folder_);
+  for (const fs::path& name : list_files(folder_)) {
+    if (whole_name(name) == kRecord) continue;  // of a fit that was killed before it wrote more
     throw DataError("this folder is not of an earlier fit", folder_.string(), "move it away, or choose another output");
   }
-  remove(folder_);
-  fs::create_directories(folder_);
   write_json(record, of);
 }
 
@@ -70,8 +77,7 @@ bool PartialFolder::has(int layer_id) const { return fs::exists(file_of(layer_id
 void PartialFolder::remove(const fs::path& folder) {
   std::error_code ignored;
   for (const fs::path& name : fs::exists(folder) ? list_files(folder) : std::vector<fs::path>()) {
-    std::string text = name.filename().string();
-    if (text.starts_with('.')) text.erase(0, 1);  // half a file, of a process that was killed
+    const std::string text = whole_name(name);
     const bool kept = text.starts_with("layer_") || text.starts_with("hidden_");
     if (text == kRecord || (kept && text.find(".safetensors") != text.npos)) fs::remove(folder / name, ignored);
   }

@@ -35,6 +35,15 @@ LayerShape shape_of(int layer_id, LayerStream& rows) {
   return shape;
 }
 
+/// A set tells one size of keys, and one of values.
+void require_usual(const LayerShape& shape, const ModelIdentity& model, const std::string& layer) {
+  const int value_dim = model.value_dim > 0 ? model.value_dim : model.head_dim;
+  if (model.head_dim == 0 || (shape.key_dim == model.head_dim && shape.value_dim == value_dim)) return;
+  throw DataError(fmt::format("heads of keys and values have {} and {} channels, in the model {} and {}", shape.key_dim,
+                              shape.value_dim, model.head_dim, value_dim),
+                  layer, "fit layers of one size alone: --layers");
+}
+
 /// Adds a token's rows to those of each head.
 void add_rows(const HeadsView& x, std::int64_t token, std::vector<std::vector<float>>& heads) {
   const auto dim = static_cast<std::size_t>(x.head_dim);
@@ -60,9 +69,10 @@ void take_rows(LayerStream& stream, std::int64_t tokens, std::int64_t wanted, La
   }
 }
 
-LayerStatistics take_layer(int id, LayerStream& rows, const TakeOptions& options, const ErrorCosts& costs,
-                           const MeasureDamage& measure, Backend& backend) {
+LayerStatistics take_layer(int id, LayerStream& rows, const ModelIdentity& model, const TakeOptions& options,
+                           const ErrorCosts& costs, const MeasureDamage& measure, Backend& backend) {
   const LayerShape shape = shape_of(id, rows);
+  require_usual(shape, model, "layer " + std::to_string(id));
   if (options.coded) {
     const std::string why = why_not_coded(id, shape.key_dim, shape.value_dim);
     if (!why.empty()) throw_not_coded(why);
@@ -121,7 +131,7 @@ Statistics take(QkvSource& source, const TakeOptions& options, const ErrorCosts&
   const int lanes = std::ranges::any_of(ids, is_tried) ? 1 : backend.work_shape().concurrent_layers;
   std::atomic<std::int64_t> done = 0;
   const auto take_one = [&](std::size_t i, const std::unique_ptr<LayerStream>& rows) {
-    LayerStatistics layer = take_layer(missing[i], *rows, options, costs, measure, backend);
+    LayerStatistics layer = take_layer(missing[i], *rows, out.model, options, costs, measure, backend);
     if (folder != nullptr) {
       Statistics alone{.model = out.model, .data = out.data, .windows = out.windows, .layers = {std::move(layer)}};
       alone.recipe = out.recipe, alone.clip = out.clip;

@@ -190,6 +190,8 @@ void require_sums_of_rows(const LayerStatistics& layer, const Statistics& manife
   if (layer.cost) {
     check_stack(layer.cost->key, "cost.key", place), check_stack(layer.cost->value, "cost.value", place);
   }
+  const auto rows = layer.key_rows.empty() ? 0 : std::ssize(layer.key_rows.front()) / layer.key_dim;
+  place.require(static_cast<double>(rows) <= tokens, "key.rows", "are more than the tokens of the data");
   check_shape(layer, heads, manifest, place);
 }
 

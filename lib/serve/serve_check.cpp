@@ -205,6 +205,7 @@ void predict_by_model(ModelRunner& runner, const std::vector<Dialogue>& dialogue
 // rotation files, and serves that, without a word to anybody who asks it for text. Visible of that are its settings, if
 // it was started with SGLANG_EXPOSE_OWN_ENV_VARS=1.
 
+constexpr std::uintmax_t kMostOfRotations = std::uintmax_t{4} << 30U;  // bytes of a file
 constexpr char kOwnFolder[] = "oscar-rotations";
 
 /// The environment of the server's processes, as far as the answer tells it.
@@ -233,7 +234,8 @@ std::string why_other_file(const fs::path& path, const ServedFiles& files) {
   if (std::ranges::find(path, fs::path(kOwnFolder)) != path.end()) return "which the server made itself at a start";
   std::error_code ignored;
   if (files.empty() || !fs::is_regular_file(path, ignored)) return {};
-  const std::string hash = sha256_file(path);
+  const bool fits = fs::file_size(path, ignored) < kMostOfRotations;
+  const std::string hash = fits ? sha256_file(path) : "";
   const bool ours = std::ranges::any_of(files, [&](const auto& file) { return file.second == hash; });
   return ours ? "" : "which is no file of this set";
 }

@@ -14,6 +14,8 @@ namespace {
 constexpr const char* kModels = "/v1/models";
 constexpr const char* kCompletions = "/v1/completions";
 constexpr const char* kChat = "/v1/chat/completions";
+constexpr std::size_t kMostOfNames = 1000;  // bytes that people read
+const std::string kMore = "\xE2\x80\xA6";   // behind them: …
 /// As many as OpenAI's interface gives.
 constexpr int kListed = 5;
 constexpr std::string_view kIdPrefix = "token_id:", kSpaceMark = "\xE2\x96\x81";
@@ -82,7 +84,8 @@ std::string served_model(const AskServer& ask, const std::string& wanted) {
   for (const Json& model : member(answer, "data", Json::value_t::array, kModels)) {
     const std::string name = member(model, "id", Json::value_t::string, kModels);
     if (wanted.empty() || name == wanted) return name;
-    names += (names.empty() ? "" : ", ") + name;
+    const bool fits = names.size() + name.size() < kMostOfNames;
+    if (!names.ends_with(kMore)) names += (names.empty() ? "" : ", ") + (fits ? name : kMore);
   }
   if (names.empty()) not_this_interface("the server has no model", kModels);
   throw UsageError("the server has no model \"" + wanted + "\"", "--served-model", "give one of these: " + names);

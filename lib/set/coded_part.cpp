@@ -79,8 +79,10 @@ class SideReader {
       for (const double x : part(sigma)) format.sigma.push_back(static_cast<float>(x));
       try {
         reference::require_valid(format);
-      } catch (const std::logic_error& error) {
-        throw DataError(fmt::format("the format of KV head {} cannot be packed: {}", first / dim_, error.what()),
+      } catch (const std::logic_error&) {
+        throw DataError(fmt::format("the format of KV head {} cannot be packed: levels are powers of two from 256 down "
+                                    "to 1, equal in blocks of 8 channels, and steps and sigmas of stored ones positive",
+                                    first / dim_),
                         where_ + ", " + prefix_ + "levels", "fit the set again");
       }
       side.formats.push_back(std::move(format));

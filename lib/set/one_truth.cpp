@@ -22,8 +22,8 @@ namespace {
 
 using Clauses = std::vector<std::string>;
 
-/// Endings that servers, shells and interpreters act upon.
-constexpr std::array<std::string_view, 7> kActive{".pt", ".h5", ".safetensors", ".json", ".env", ".sh", ".py"};
+/// What stands beside a set for people. Servers, shells and interpreters act upon other endings.
+constexpr std::array<std::string_view, 3> kForPeople{"LICENSE", ".md", ".txt"};
 
 /// The files that a set can have, by path, each with what tells whether it follows from the set.
 using Expected = std::map<std::string, std::function<bool(const fs::path& file)>>;
@@ -87,8 +87,8 @@ void compare_list(const fs::path& folder, const Set& set, const Expected& expect
   for (const Json& file : set.manifest["files"]) {
     const std::string name = file["path"];
     if (!listed.insert(name).second) out.push_back("the manifest lists " + name + " twice");
-    const bool active = std::ranges::any_of(kActive, [&](std::string_view end) { return name.ends_with(end); });
-    if (active && !expected.contains(name)) out.push_back(name + " is none of the files that a set has");
+    const bool read = std::ranges::any_of(kForPeople, [&](std::string_view end) { return name.ends_with(end); });
+    if (!read && !expected.contains(name)) out.push_back(name + " is none of the files that a set has");
   }
   for (const auto& entry : fs::recursive_directory_iterator(folder)) {
     const std::string name = entry.path().lexically_relative(folder).generic_string();

@@ -74,6 +74,4 @@ Set read_set(const fs::path& folder, ListedFiles listed) {
   return set;
 }
 
-void require_sound_set(const fs::path& folder) { (void)read_set(folder); }
-
 }  // namespace oscar

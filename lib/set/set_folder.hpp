@@ -22,9 +22,7 @@ enum class ListedFiles { kCheck, kChecked };
 /// part, kRotationsName, and no manifest. Throws DataError.
 [[nodiscard]] Set read_set(const std::filesystem::path& folder, ListedFiles listed = ListedFiles::kCheck);
 
-/// read_set(), for who takes a stranger's set in and needs nothing of it.
-void require_sound_set(const std::filesystem::path& folder);
-/// A function like require_sound_set(), for callers that let others choose how a set is looked at.
+/// What callers look at a stranger's set with; throws DataError for one that is not to be used.
 using ExamineSet = std::function<void(const std::filesystem::path& folder)>;
 
 }  // namespace oscar

@@ -246,6 +246,19 @@ void measure(VerifyReport& report, const SetUnderTest& set, std::vector<PartFind
   measure_model_metrics(report, set.calibration, measured.methods, inputs, options, backend, status, exact.get());
 }
 
+/// The set, unless its files are not those that it lists, or hold what no set can: a failed check then says so.
+std::optional<SetUnderTest> open_sound(const std::filesystem::path& path, std::vector<Check>& checks) {
+  check_file_hashes(path, checks);
+  if (checks.back().ok == false) return std::nullopt;
+  try {
+    return open_set(path);
+  } catch (const DataError& error) {
+    if (!std::filesystem::exists(path / "manifest.json")) throw;
+    checks.push_back({.name = "file_contents", .ok = false, .message = error.where() + ": " + error.what()});
+  }
+  return std::nullopt;
+}
+
 /// Who reads which part, and nothing further: the files hold not what was fitted.
 SetUnderTest as_the_manifest_says(const std::filesystem::path& folder) {
   SetUnderTest set;
@@ -337,8 +350,8 @@ VerifyReport verify_set(const std::filesystem::path& path, const VerifyInputs& i
   report.precision = options.precision;
   report.set = {{"path", path.string()}};
   report.chosen_readers = !options.readers.empty();
-  verify::check_file_hashes(path, report.checks);
-  verify::SetUnderTest set = structure_ok(report) ? verify::open_set(path) : verify::as_the_manifest_says(path);
+  auto opened = verify::open_sound(path, report.checks);
+  verify::SetUnderTest set = opened ? std::move(*opened) : verify::as_the_manifest_says(path);
   const std::size_t all = set.readers.size();
   if (report.chosen_readers) verify::keep_parts_of(options.readers, set);
   report.left_out = set.readers.size() < all;

@@ -143,6 +143,7 @@ struct Publication {
                       "make one of bare files first: oscar convert IN OUT --to set, then oscar verify OUT");
     }
     manifest = read_set_manifest(options.set);
+    if (!options.sign.empty()) (void)sign_manifest(manifest.text, options.sign, "");  // fails before anything is made
     examine(options.set);
   }
 
@@ -190,8 +191,7 @@ PublishResult publish_to_folder(const Publication& publication, const fs::path& 
   ZooIndex index = index_or_empty(zoo);
   const auto before = index.find(publication.name);
   const fs::path target = zoo / publication.folder();
-  if (publication.is_in(before) && find_set(target, publication.manifest.sha256, SetCheck::hashes) &&
-      publication.options.sign.empty()) {
+  if (publication.is_in(before) && find_set(target, publication.manifest.sha256) && publication.options.sign.empty()) {
     publication.status.notice("the zoo has exactly this set already: " + publication.name.text());
     return {publication.name.text(), target, *before, false};
   }

@@ -34,7 +34,6 @@ struct PublishResult {
 };
 
 /// examine: looks at the set before anything is written; throws DataError for one that contradicts itself.
-[[nodiscard]] PublishResult publish(const PublishOptions& options, Status& status,
-                                    const ExamineSet& examine = require_sound_set);
+[[nodiscard]] PublishResult publish(const PublishOptions& options, Status& status, const ExamineSet& examine);
 
 }  // namespace oscar

@@ -123,7 +123,7 @@ class Pull {
 
   PullResult run() {
     if (const auto known = known_content()) {
-      if (const auto manifest = find_set(cache_.set_folder(*known), *known, SetCheck::sizes)) {
+      if (const auto manifest = find_set(cache_.set_folder(*known), *known)) {
         if (zoo_.remote && !options_.offline && name_.manifest_sha256.empty()) {
           status_.notice("from the cache; --refresh asks the zoo again");
         }
@@ -156,8 +156,7 @@ class Pull {
     const std::string index = fetch_text(*transport, kIndexName, {0, kMaxDocumentBytes}, options_.transfer, status_);
     const ZooEntry entry = ZooIndex(index, where).require(name_, where);
     const Source source{*transport, entry.path};
-    if (const auto cached =
-            find_set(cache_.set_folder(entry.manifest_sha256), entry.manifest_sha256, SetCheck::sizes)) {
+    if (const auto cached = find_set(cache_.set_folder(entry.manifest_sha256), entry.manifest_sha256)) {
       check_trust(*cached, &source);
       if (!options_.out) cache_.remember(zoo_.text(), asked_, cached->sha256);
       return deliver_cached(*cached);
@@ -258,7 +257,7 @@ class Pull {
     const fs::path target = cache_.set_folder(manifest.sha256);
     const FileLock lock(cache_.lock_file(manifest.sha256), true);
     // Another process may have fetched it while this one waited.
-    const bool fetch = !find_set(target, manifest.sha256, SetCheck::sizes);
+    const bool fetch = !find_set(target, manifest.sha256);
     if (fetch) {
       const fs::path partial = cache_.partial_folder(manifest.sha256);
       fetch_examined(source, manifest, partial, {options_.transfer, true});
@@ -278,7 +277,7 @@ class Pull {
   PullResult deliver_to_out(const SetManifest& manifest, const Source& source, bool fetched) {
     if (options_.out->empty()) throw UsageError("the output folder has an empty name", "--out", "name a folder");
     const fs::path target = fs::absolute(*options_.out).lexically_normal();
-    if (find_set(target, manifest.sha256, SetCheck::hashes)) {
+    if (find_set(target, manifest.sha256)) {
       status_.notice("exactly this set is there already");
       return result(target, manifest, false);
     }

@@ -57,7 +57,7 @@ struct PullResult {
 
 /// examine: looks at the folder of a set that was fetched, before it is given to anybody; throws DataError for one that
 /// contradicts itself.
-[[nodiscard]] PullResult pull(const PullOptions& options, Status& status, const TransportFactory& open = open_transport,
-                              const ExamineSet& examine = require_sound_set);
+[[nodiscard]] PullResult pull(const PullOptions& options, Status& status, const TransportFactory& open,
+                              const ExamineSet& examine);
 
 }  // namespace oscar

@@ -93,13 +93,13 @@ SetManifest read_set_manifest(const fs::path& folder) {
   return parse_set_manifest(read_text(path), path.string());
 }
 
-std::optional<SetManifest> find_set(const fs::path& folder, const std::string& manifest_sha256, SetCheck check) {
+std::optional<SetManifest> find_set(const fs::path& folder, const std::string& manifest_sha256) {
   try {
     SetManifest manifest = read_set_manifest(folder);
     if (manifest.sha256 != manifest_sha256) return std::nullopt;
     for (const FileDigest& file : manifest.files) {
-      if (file_size(folder / file.path) != file.size) return std::nullopt;
-      if (check == SetCheck::hashes && sha256_file(folder / file.path) != file.sha256) return std::nullopt;
+      const fs::path path = folder / file.path;
+      if (regular_file_size(path) != file.size || sha256_file(path) != file.sha256) return std::nullopt;
     }
     return manifest;
   } catch (const Error&) {

@@ -44,9 +44,8 @@ struct SetManifest {
 /// "vllm accepted, sglang not verified".
 [[nodiscard]] std::string verdicts_text(const Json& readers);
 
-enum class SetCheck { sizes, hashes };
-/// The manifest of the set in `folder`, if it has this hash and its files have the listed sizes (or, slower, hashes).
+/// The manifest of the set in `folder`, if it has this hash and its files are those that it lists.
 [[nodiscard]] std::optional<SetManifest> find_set(const std::filesystem::path& folder,
-                                                  const std::string& manifest_sha256, SetCheck check);
+                                                  const std::string& manifest_sha256);
 
 }  // namespace oscar

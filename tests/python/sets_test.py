@@ -194,14 +194,19 @@ class SetsTest(unittest.TestCase):
             self.assert_refused(f"{self.folder}: the set has no {path}; fit it with --format pt,h5", reader)
 
     def test_a_file_is_named_once_and_in_the_folder(self):
-        for path in ("../rotations.h5", "/etc/passwd", "a//b", "", ".", "manifest.json", "a\nb", "a\\b", "rotations.h5"):
+        for path in ("../rotations.h5", "/etc/passwd", "a//b", "", ".", "manifest.json", "a\nb", "a\\b", "rotations.h5", "run.sh", "x/serve.env", "x.pkl"):
             with self.subTest(path):
                 manifest = self.manifest()
                 manifest["files"].append({"path": path, "sha256": "0" * 64, "size": 0})
                 self.write(manifest, hashes=False)
                 self.assert_refused("an unsafe path or one that comes twice")
-        self.write(self.manifest() | {"files": [7]}, hashes=False)
+        manifest = self.manifest()
+        self.write(manifest | {"files": [7]}, hashes=False)
         self.assert_refused("an unsafe path")
+        self.write(manifest, hashes=False)
+        for stranger in (lambda path: path.write_text("sourced by somebody"), lambda path: path.symlink_to("/etc/passwd")):
+            stranger(self.folder / "run.sh")
+            self.assert_refused("run.sh: a link, or a file that manifest.json does not list")
 
     def test_hdf5_that_leads_out_of_the_file(self):
         name = "layers/0/key/rotation"
@@ -301,11 +306,13 @@ class SetsTest(unittest.TestCase):
                 (f"{bits} '2'", (), says(bits="2")),
                 ("row_bytes are", (), lambda part: part["layers"][1].update(key=7)),
                 ("matrices of 128 where the manifest says 64", (), lambda part: part["layers"][1].update(value_dim=64)),
-                ("no square matrices", {name + "write": None}, same), ("no square matrices", {name + "write": key[name + "write"][:, :64]}, same),
+                ("tensors are missing", {name + "write": None}, same), ("no square matrices", {name + "write": key[name + "write"][:, :64]}, same),
                 ("reading and writing matrices have different shapes", {name + "read": key[name + "read"][:, :64]}, same),
                 ("formats of another shape", {name + "step": key[name + "step"][:, :64]}, same),
-                ("formats of another shape", {name + "levels": None}, same),
-                ("levels are no whole numbers", {name + "levels": levels.astype(np.float32)}, same),
+                ("tensors are missing", {name + "levels": None}, same), ("tensors are missing", {name + "lambda": -key[name + "lambda"]}, same),
+                ("of other types", {name + "levels": levels.astype(np.float32)}, same), ("of other types", {name + "step": key[name + "step"].astype(float)}, same),
+                ("reading does not undo writing", {name + "write": key[name + "write"][:, ::-1].copy()}, same),
+                ("damage is -1", (), says(damage=-1)), ("rows take", (), lambda part: part["codec"].update(bits_taken=1.0)),
                 *(("levels are no powers of two", {name + "levels": wrong}, same) for wrong in (
                     levels + 1, levels[:, ::-1].copy(), np.where(levels == levels.max(), 512, levels), np.concatenate([8 * levels[:, :1], levels[:, 1:]], 1))),
                 *(("steps or sigmas of stored channels", {name + what: factor * key[name + what]}, same)

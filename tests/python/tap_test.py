@@ -93,23 +93,19 @@ class TapTest(unittest.TestCase):
         model.config._name_or_path = str(folder)
         ids = tokens((2, 200), parity.COMMON["vocab_size"])
         np.save(self.folder / "tokens.npy", ids.int().numpy())
-        self.assert_same(self.observed(model, ids), self.native("live", model=folder,
+        self.assert_same(self.observed(model, ids), self.native(f"live-{name}", model=folder,
                                                                 tokens=self.folder / "tokens.npy"), 4e-6)
 
-    def test_llama_with_scaled_rope(self):
-        self.assert_family("llama")
-
-    def test_gemma2_with_sliding_layers_and_its_own_query_scale(self):
-        self.assert_family("gemma2")
-
-    def test_gpt_oss_with_sinks_and_experts(self):
-        self.assert_family("gpt-oss")
-
-    def test_qwen3_next_with_recurrent_layers(self):
-        self.assert_family("qwen3-next")
-
-    def test_mistral_whose_layers_all_slide(self):
-        self.assert_family("mistral-sliding")
+    def test_families_are_told_and_taken_as_by_the_program(self):
+        for name in ("llama",  # scaled RoPE
+                     "llama-dynamic", "gemma2",  # sliding layers, and a query scale of its own
+                     "gpt-oss",  # sinks, experts
+                     "qwen3-next",  # recurrent layers
+                     "mistral-sliding",  # all layers slide
+                     "cohere", "cohere2", "ernie", "exaone4-sliding",  # no RoPE of the usual kind
+                     "gemma4", "gemma4-unified", "hunyuan", "hunyuan-moe"):
+            with self.subTest(name):
+                self.assert_family(name)
 
     def test_chunks_and_padding_give_what_whole_sequences_give(self):
         model, _ = self.sample()

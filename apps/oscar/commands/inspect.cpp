@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "verify/inspect/inspect.hpp"
 
-#include "base/errors.hpp"
 #include "commands/commands.hpp"
 #include "console.hpp"
 
@@ -12,9 +11,7 @@ void run(const std::filesystem::path& path, const Context& context) {
   const Inspection found = inspect(path);
   if (!context.common.json_to_stdout) print(to_text(found, path));
   emit_json(context, to_json(found, path));
-  if (!found.problems.empty()) {
-    throw DataError("not sound: " + found.problems.front(), path.string(), "write or fetch it again");
-  }
+  require_sound(found, path);
 }
 
 }  // namespace

@@ -2,12 +2,13 @@
 #include "zoo/publish.hpp"
 
 #include "commands.hpp"
+#include "verify/inspect/inspect.hpp"
 
 namespace oscar {
 namespace {
 
 void run(const PublishOptions& options, Context& context) {
-  const PublishResult result = publish(options, *context.status);
+  const PublishResult result = publish(options, *context.status, require_sound_set);
   if (result.changed) context.status->notice("published " + result.name + " in " + result.path);
   emit_json(context, {{"name", result.name},
                       {"path", result.path},

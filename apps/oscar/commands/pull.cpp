@@ -5,12 +5,13 @@
 
 #include "commands.hpp"
 #include "options.hpp"
+#include "verify/inspect/inspect.hpp"
 
 namespace oscar {
 namespace {
 
 void run(const PullOptions& options, Context& context) {
-  const PullResult result = pull(options, *context.status);
+  const PullResult result = pull(options, *context.status, open_transport, require_sound_set);
   if (result.fetched) context.status->notice("fetched " + result.name + ", every hash checked");
   if (!context.common.json_to_stdout) std::puts(result.path.c_str());
   emit_json(context, {{"name", result.name},

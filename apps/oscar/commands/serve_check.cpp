@@ -263,7 +263,8 @@ void add_check_options(CLI::App& command, ServeCheckCommand& c) {
       ->check(CLI::IsMember({"vllm", "transformers", "sglang", "sglang-v1", "llamacpp"}));
   add(check, "--served-model", c.options.served_model, "Its name at the server; default: the first that it lists");
   add(check, "--prompts", c.options.prompts, "Texts to be continued")->check(kPositive);
-  add(check, "--needles", c.options.needles, "Prompts that repeat a span from their beginning")->check(kNonNegative);
+  add(check, "--needles", c.options.needles, "Prompts that repeat a span from their beginning")
+      ->check(CLI::Range(0, 4096));
   add(more, "--prompt-tokens", c.options.prompt_tokens, "Of each; more than both windows")->check(kPositive);
   add(more, "--generate", c.options.generated_tokens, "Tokens to be generated for each")->check(CLI::Range(2, 4096));
   CLI::Option* const reference = command.get_option("--reference");
@@ -274,7 +275,6 @@ void add_check_options(CLI::App& command, ServeCheckCommand& c) {
       ->check(kNonNegative)
       ->excludes(reference);
   add(more, "--min-agreement", c.options.min_agreement, "Reject below this cosine of changes")
-      ->check(kFinite)  // a range lets NaN pass
       ->check(CLI::Range(-1.0, 1.0))
       ->excludes(reference);
   add(more, "--min-kl", c.options.min_kl, "With --reference: reject below so many nats")

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
 #include "set/serve_env.hpp"
 
+#include <signal.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 
 #include "base/errors.hpp"
 #include "base/text.hpp"
@@ -24,12 +25,19 @@ struct ServeEnvCommand {
   std::vector<std::string> server;
 };
 
+/// What the caller of this program had made of these signals, which main changes for itself.
+const auto kInherited = [] {
+  std::map<int, struct sigaction> found;
+  for (const int signal : {SIGINT, SIGTERM, SIGXFSZ, SIGPIPE}) ::sigaction(signal, nullptr, &found[signal]);
+  return found;
+}();
+
 /// Takes the place of this process.
 [[noreturn]] void start(const std::vector<std::string>& server) {
   std::vector<char*> arguments;
   for (const std::string& argument : server) arguments.push_back(const_cast<char*>(argument.c_str()));
   arguments.push_back(nullptr);
-  for (const int signal : {SIGXFSZ, SIGPIPE}) (void)std::signal(signal, SIG_DFL);  // what is ignored stays so
+  for (const auto& [signal, action] : kInherited) ::sigaction(signal, &action, nullptr);
   ::execvp(arguments.front(), arguments.data());
   throw IoError("cannot start the server: " + std::string(std::strerror(errno)), server.front(),
                 "check the command behind --");

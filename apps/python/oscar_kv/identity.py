@@ -1,24 +1,31 @@
 # SPDX-License-Identifier: MIT
 """Which model, and which text, statistics are of, told as `oscar dump` tells it: for tap.py and server.py."""
 import hashlib
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from .program import run
+
 _BLOCK_TOKENS, _BLOCK_DIGITS = 128, 16  # as CalibrationData in lib/model/config/identity.hpp
 
 
-def cache_layers(config: Any) -> list[int]:
-    """The layers whose cache grows with the whole text; where all are limited, all that have one."""
+def cache_layers(config: Any, described: dict[str, Any] | None = None) -> list[int]:
+    """The layers whose cache grows with the whole text; where all are limited, all that have one. described: by describe_model(),
+    which knows them of a family that the program knows."""
     count = config.num_hidden_layers
+    if described and "head_dim" in described:
+        return described.get("cache_layers") or list(range(count))
     types = getattr(config, "layer_types", None) or ["full_attention"] * count
+    count -= getattr(config, "num_kv_shared_layers", None) or 0  # the last, which read the cache of others
     growing = [i for i in range(count) if types[i] == "full_attention"]
     return growing or [i for i in range(count) if types[i].endswith("_attention") and "linear" not in types[i]]
 
 
 def _folder_of(name: str, revision: str | None) -> Path | None:
     """The folder of a checkpoint, given itself or by its name on the Hub; None if it is not on this machine."""
-    if Path(name).is_dir():
+    if Path(name, "config.json").is_file():  # a model that transformers read from a GGUF file has none
         return Path(name).resolve()
     try:
         from huggingface_hub import try_to_load_from_cache
@@ -28,41 +35,33 @@ def _folder_of(name: str, revision: str | None) -> Path | None:
     return Path(found).parent if isinstance(found, str) else None
 
 
-def _name_and_revision(folder: Path) -> tuple[str, str]:
-    owner = folder.parent.parent.name
-    if folder.parent.name == "snapshots" and owner.startswith("models--"):
-        return owner.removeprefix("models--").replace("--", "/", 1), folder.name
-    return folder.name, ""
-
-
-def _plain_rope_theta(config: Any) -> float:
-    """Of plain rotary embeddings over whole heads, else 0."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    rope = rope.get("full_attention", rope)
-    plain = rope.get("rope_type") == "default" and rope.get("partial_rotary_factor", 1.0) == 1.0
-    return float(rope.get("rope_theta", 0)) if plain else 0.0
-
-
-def describe_model(config: Any, shape: tuple[int, int, int, int]) -> dict[str, Any]:
-    """ModelIdentity of a transformers config; shape: q heads, KV heads, key and value dimension of its first layer."""
-    q_heads, kv_heads, key_dim, value_dim = shape
-    text = config.get_text_config(decoder=True)
-    layers = cache_layers(text)
+def hash_of_config(config: Any) -> str:
+    """Of config.json's bytes; "" if it is not on this machine."""
     name = getattr(config, "_name_or_path", "") or ""
     folder = _folder_of(name, getattr(config, "_commit_hash", None)) if name else None
-    described = {"id": name, "revision": "", "config_sha256": "", "num_layers": text.num_hidden_layers,
-                 "num_attention_heads": q_heads, "num_key_value_heads": kv_heads, "head_dim": key_dim,
-                 "rope_theta": _plain_rope_theta(text)}
-    if folder is not None:
-        described["id"], described["revision"] = _name_and_revision(folder)
-        config_file = folder / "config.json"  # a model that transformers read from a GGUF file has none
-        if config_file.is_file():
-            described["config_sha256"] = hashlib.sha256(config_file.read_bytes()).hexdigest()
-    if value_dim != key_dim:
-        described["value_dim"] = value_dim
-    if len(layers) < text.num_hidden_layers:
-        described["cache_layers"] = layers
-    return described
+    return hashlib.sha256((folder / "config.json").read_bytes()).hexdigest() if folder is not None else ""
+
+
+def describe_model(config: Any) -> dict[str, Any]:
+    """ModelIdentity of a transformers config as the program tells it, without sizes of a family that it does not know. Raises
+    FileNotFoundError where there is no program."""
+    name = getattr(config, "_name_or_path", "") or ""
+    folder = _folder_of(name, getattr(config, "_commit_hash", None)) if name else None
+    described = {"id": name, "revision": "", "config_sha256": hash_of_config(config),
+                 "num_layers": config.get_text_config(decoder=True).num_hidden_layers}
+    with tempfile.TemporaryDirectory(prefix="oscar-") as place:
+        if folder is None:
+            Path(place, "config.json").write_text(config.to_json_string(use_diff=False))
+        told = run("inspect", folder or place, accept=(0, 1)).get("facts", {}).get("identity", {})
+    return described | (told if folder else {key: told[key] for key in told if key not in described})
+
+
+def with_shape(described: dict[str, Any], shape: tuple[int, int, int, int]) -> dict[str, Any]:
+    """shape: q heads, KV heads, key and value dimension of the first layer that was observed."""
+    sizes = dict(zip(("num_attention_heads", "num_key_value_heads", "head_dim", "value_dim"), shape))
+    if shape[2] == shape[3]:
+        del sizes["value_dim"]
+    return sizes | described
 
 
 def _blocks(ids: bytes) -> str:

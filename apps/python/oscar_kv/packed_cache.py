@@ -29,7 +29,6 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from . import identity
 from .cache_rows import DecodeClock, LayerRows
 from .packed_layer import why_no_decode, why_no_kernels
 from .sets import Layer, SetPart, check_for_model, read_set
@@ -216,7 +215,7 @@ class PackedCache(Cache):
             config = config.get_text_config(decoder=True)
             layers = list(DynamicCache(config=config).layers)
             covered = [i for i, layer in enumerate(layers) if type(layer) is DynamicLayer]
-            check_for_model(part, identity.describe_model(config, (0, 0, 0, 0)), covered, getattr(config, "max_position_embeddings", None))
+            check_for_model(part, config, covered, getattr(config, "max_position_embeddings", None))
         for i, layer in enumerate(layers):
             if type(layer) is not DynamicLayer:
                 continue

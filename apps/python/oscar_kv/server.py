@@ -118,7 +118,8 @@ class ServerTap:
         text = self._config.get_text_config(decoder=True)
         if getattr(text, "kv_lora_rank", None):
             raise ValueError("latent attention, whose cache is not what attention sees; use oscar fit --model")
-        self._layers = set(identity.cache_layers(text))
+        self._identity = identity.describe_model(self._config)
+        self._layers = set(identity.cache_layers(text, self._identity))
         ranks, heads = self._place.ranks, k.shape[1]
         kv_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
         if heads * ranks != kv_heads:
@@ -144,7 +145,7 @@ class ServerTap:
                 data = {"data_sha256": run, "tokens": self._tokens, "sequences": 0}
             if path.exists():  # of another replica, or of an earlier run
                 path = path.with_suffix(f".{os.getpid()}{path.suffix}")
-            self._ops.save(self._state, str(path), model=json.dumps(identity.describe_model(self._config, self._shape)),
+            self._ops.save(self._state, str(path), model=json.dumps(identity.with_shape(self._identity, self._shape)),
                            data=json.dumps(data), expected_layers=sorted(self._layers))
             _log.warning("oscar_kv: statistics of %d tokens of prompts in %s; %d more were in the server's cache and are not in them",
                          self._tokens, path, self._unseen())

@@ -13,6 +13,7 @@ import io
 import json
 import logging
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -22,9 +23,14 @@ from typing import Any
 
 import numpy as np
 
+from .identity import hash_of_config
+
 _SCHEMA = "oscar.set.v1"
 # Of each part, the file that is read; our readers take the first part that there is.
 _FILES = {"coded": "coded.safetensors", "with_means": "with_means/rotations.h5", "rotations": "rotations.h5"}
+# What a folder can list; the last are for people (lib/set/one_truth.cpp).
+_LISTED = re.compile(r"coded\.safetensors|(with_means/)?(rotations\.h5|serve\.env|k_mean\.pt|[kv]_rotation_\w+\.pt|[kv]_clip_per_(layer|head)\.json|"
+                     r"layer_\d+\.pt)|.*(LICENSE|\.md|\.txt)")
 _GRIDS, _SCALES = ("minmax", "lloyd-max"), ("float32", "float16", "bfloat16")
 _MOST_BYTES_OF_TEXT = 8 << 20  # kMaxDocumentBytes
 _AGAIN, _TRIAL_SECONDS = "fetch or fit the set again", 300
@@ -126,10 +132,13 @@ def _read_listed(folder: Path, manifest: dict[str, Any], path: str) -> bytes:
         raise ValueError(f"{said}: no list of files; {_AGAIN}")
     names = [_member(each, "path") for each in listed]
     for name in names:
-        if not _is_plain(name) or names.count(name) > 1:
-            raise ValueError(f"{said}: lists {name!a}, an unsafe path or one that comes twice; {_AGAIN}")
+        if not _is_plain(name) or names.count(name) > 1 or not _LISTED.fullmatch(name):
+            raise ValueError(f"{said}: lists {name!a}, an unsafe path or one that comes twice, or that no set has; {_AGAIN}")
     if path not in names:
         raise ValueError(f"{folder}: the set has no {path}; fit it with --format pt,h5")
+    for found in folder.rglob("*"):
+        if found.is_symlink() or not (found.is_dir() or found.relative_to(folder).as_posix() in (*names, "manifest.json", "signature.json")):
+            raise ValueError(f"{found}: a link, or a file that manifest.json does not list; {_AGAIN}")
     size, sha256 = (listed[names.index(path)].get(name) for name in ("size", "sha256"))
     try:
         data = _read_file(folder / path, size) if type(size) is int and size >= 0 else b""
@@ -300,16 +309,22 @@ def _format_bytes(levels: np.ndarray, step: np.ndarray, sigma: np.ndarray) -> in
 def _check_formats(side: Side, described: Any, where: str) -> None:
     """Of a side of the coded cache, against what the manifest says of it."""
     formats = side.levels, side.step, side.sigma
-    _refuse_if(where, (any(x is None or x.shape != side.rotation.shape[:2] for x in formats), "formats of another shape than the matrices"),
-               (side.levels is not None and side.levels.dtype.kind != "i", "levels are no whole numbers"))
+    _refuse_if(where, (any(x.shape != side.rotation.shape[:2] for x in formats), "formats of another shape than the matrices"))
     try:
         sizes = [_format_bytes(*of_head) for of_head in zip(*formats)]
     except ValueError as error:
         raise ValueError(f"{where}: {error}; {_AGAIN}") from error
-    bits, said = 8 * sum(sizes) / side.levels.size, _member(described, "bits")
+    bits, said, damage = 8 * sum(sizes) / side.levels.size, _member(described, "bits"), _member(described, "damage")
     for name, found in (("row_bytes", sizes), ("most_levels", side.levels.max(1).tolist())):
         _refuse_if(where, (_member(described, name) != found, f"{name} are {found}, and the manifest says {_member(described, name)!a}"))
-    _refuse_if(where, (type(said) not in (int, float) or abs(said - bits) > 1e-6 * bits, f"bits are {bits}, and the manifest says {said!a}"))
+    _refuse_if(where, (type(said) not in (int, float) or abs(said - bits) > 1e-6 * bits, f"bits are {bits}, and the manifest says {said!a}"),
+               (type(damage) not in (int, float) or damage < 0, f"damage is {damage!a}"))
+
+
+def _error_of_inverse(write: np.ndarray, read: np.ndarray) -> float:
+    """How far reading is from undoing writing, relative to the lengths of the rows that meet, as `oscar verify` has it."""
+    lengths = np.linalg.norm(write, axis=2)[:, :, None] * np.linalg.norm(read, axis=2)[:, None, :]
+    return float(np.abs((write @ read.swapaxes(1, 2) - np.eye(write.shape[2])) / lengths).max())
 
 
 def _clip_ratios(described: Any, of_heads: np.ndarray | None, where: str) -> np.ndarray | None:
@@ -333,8 +348,10 @@ def _side(arrays: dict[str, np.ndarray], layer: dict[str, Any], name: str, codec
         return [arrays.pop(prefix + each, None) for each in names]
 
     if codec is None:
-        write, read, mean, *formats, _ = take("write", "read", "mean", "levels", "step", "sigma", "lambda")
-        clips, numbers = None, [write, read, mean, *formats[1:]]
+        write, read, mean, *formats, variances = take("write", "read", "mean", "levels", "step", "sigma", "lambda")
+        clips, numbers = None, [write, read, *([mean] if name == "key" else []), *formats[1:], variances]
+        _refuse_if(where, (any(x is None or x.dtype != np.float32 for x in numbers) or formats[0] is None or formats[0].dtype != np.int32
+                           or (variances < 0).any() or (name == "value" and mean is not None), "tensors are missing, or of other types"))
     else:
         write, read, mean, clips = take("rotation", "q_rotation" if name == "key" else "o_rotation", "mean", "clip_ratio_per_head")
         take("eigenvalues", "covariance", "query_covariance")
@@ -350,24 +367,26 @@ def _side(arrays: dict[str, np.ndarray], layer: dict[str, Any], name: str, codec
         (not all(x.dtype.kind == "f" and np.isfinite(x).all() for x in numbers if x is not None), "numbers that are not finite"),
         (dim != said_dim and (name == "key" or codec is None), f"matrices of {dim} where the manifest says {said_dim!a}"),
         (group_size > 0 and dim % group_size != 0, f"groups of {group_size} channels do not divide {dim}"))
+    _refuse_if(where, (not _error_of_inverse(np.asarray(write, float), np.asarray(read, float)) <= 1e-5, "reading does not undo writing"))
     side = Side(write, read, mean, None if codec is None else _clip_ratios(layer.get(name), clips, where), *formats)
     if codec is None:
         _check_formats(side, layer.get(name), where)
     return side
 
 
-def check_for_model(part: SetPart, model: dict[str, Any], covered: list[int], longest: int | None) -> None:
-    """model: as identity.describe_model has it; covered: layers that a set must have; longest: tokens that the model, or its
+def check_for_model(part: SetPart, config: Any, covered: list[int], longest: int | None) -> None:
+    """config: transformers' of the model; covered: layers that a set must have; longest: tokens that the model, or its
     server, can have in a sequence."""
-    fitted = part.manifest.get("model") or {}
+    fitted, own = part.manifest.get("model") or {}, hash_of_config(config)
+    layers = config.get_text_config(decoder=True).num_hidden_layers
     sha256, count = fitted.get("config_sha256"), fitted.get("num_layers")
     missing = sorted(set(covered) - set(part.layers))
-    surplus = [i for i in part.layers if i >= model["num_layers"]]
+    surplus = [i for i in part.layers if i >= layers]
     kept = sum(part.windows)
     for is_wrong, text in (
-            (sha256 and model["config_sha256"] and sha256 != model["config_sha256"],
+            (sha256 and own and sha256 != own,
              f"the set is for another model: it was fitted on {fitted.get('id')!a}, whose config.json differs; fit one for this model"),
-            (count and count != model["num_layers"],
+            (count and count != layers,
              f"the set is for a model of {count} layers, and this one has {model['num_layers']}; fit one for this model"),
             (surplus, f"the set has layers {surplus}, and the model has {model['num_layers']}; fit one for this model"),
             (missing, f"the set has no layer {', '.join(map(str, missing))}; it has {sorted(part.layers)}; fit all layers"),
@@ -403,6 +422,11 @@ def read_set(path: str | os.PathLike[str], reader: str = "transformers", allow_r
         arrays, _ = _arrays_of(_read_listed(path, manifest, _FILES[name]), place)
     layers = {each["layer_id"]: Layer(each["layer_id"], *(_side(arrays, each, side, codec, str(place)) for side in ("key", "value")))
               for each in described}
+    if name == "coded":
+        sides = [(each[side]["bits"], getattr(layers[each["layer_id"]], side).levels.size) for each in described for side in ("key", "value")]
+        taken = sum(bits * size for bits, size in sides) / sum(size for _, size in sides)
+        asked, said = (_member(manifest["parts"], "coded", "codec", each) for each in ("bits", "bits_taken"))
+        _refuse_if(str(place), (not taken <= asked + 1e-6 or abs(said - taken) > 1e-5 * taken, f"rows take {taken} bits, and the manifest says {said}"))
     if arrays:
         raise ValueError(f"{place}: has {', '.join(sorted(arrays))!a}, of which the manifest does not know; {_AGAIN}")
     windows = manifest["windows"]

@@ -67,11 +67,12 @@ class Tap:
         self._config = model.config.get_text_config(decoder=True)
         if getattr(self._config, "kv_lora_rank", None):
             raise ValueError(f"{type(model).__name__} has latent attention, whose cache is not what attention sees; use oscar fit --model")
-        self.layers = list(identity.cache_layers(self._config) if layers is None else layers)
+        self._identity = identity.describe_model(model.config)
+        self.layers = list(identity.cache_layers(self._config, self._identity) if layers is None else layers)
         first, total = self._shard = shard or (0, 0)
         self.state = self._ops.new_state(reservoir=reservoir, seed=seed, first_kv_head=first, total_kv_heads=total)
         self._wanted = {id(module): module.layer_idx for module in model.modules()
-                        if getattr(module, "layer_idx", None) in self.layers and getattr(module, "is_causal", True)}
+                        if getattr(module, "layer_idx", None) in self.layers and hasattr(module, "config") and getattr(module, "is_causal", True)}
         if not self._wanted:
             raise ValueError(f"{type(model).__name__} has no attention modules with a layer_idx of {self.layers}")
         self._texts = _Texts()
@@ -105,7 +106,7 @@ class Tap:
             raise ValueError(f"{os.fspath(path)}: statistics are safetensors; name a file *.safetensors")
         if self._shape is None:
             raise RuntimeError("nothing was observed: run text through the model inside the block, before save")
-        model = identity.describe_model(self._model.config, self._shape)
+        model = identity.with_shape(self._identity, self._shape)
         data = identity.describe_tokens(self._texts.sequences()) if self._texts.known and self._texts.batches else {}
         self._ops.save(self.state, os.fspath(path), model=json.dumps(model), data=json.dumps(data), expected_layers=self.layers)
         self._unsaved = False

@@ -65,12 +65,10 @@ def _check_interface() -> None:
 
 
 def _check_set(model: Any) -> None:
-    heads, dim = model.get_total_num_kv_heads(), model.get_head_size()
-    described = identity.describe_model(model.hf_config, (heads, heads, dim, dim))
     layers = identity.cache_layers(model.hf_config.get_text_config(decoder=True))
     try:
         part = served_set()
-        check_for_model(part, described, layers, model.max_model_len)
+        check_for_model(part, model.hf_config, layers, model.max_model_len)
         _count(set_path() or "", len(part.layers))
     except (ImportError, OSError, ValueError) as error:
         _refuse(str(error))

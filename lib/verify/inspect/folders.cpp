@@ -109,6 +109,7 @@ Inspection inspect_model(const fs::path& folder) {
                  {"parameters", parameters},
                  {"shards", shards.size()},
                  {"tokenizer", fs::exists(folder / "tokenizer.json") || fs::exists(folder / "tokenizer.model")}};
+  found.facts["identity"] = to_json(config.identity);
   if (shards.empty()) found.problems.emplace_back("no .safetensors file");
   return found;
 }

@@ -292,6 +292,13 @@ Inspection inspect(const fs::path& path) {
   return fs::is_directory(status) ? inspect_folder(path) : inspect_file(path);
 }
 
+void require_sound(const Inspection& found, const fs::path& path) {
+  if (found.problems.empty()) return;
+  throw DataError("not sound: " + found.problems.front(), path.string(), "write or fetch it again");
+}
+
+void require_sound_set(const fs::path& folder) { require_sound(inspect(folder), folder); }
+
 Json to_json(const Inspection& inspection, const fs::path& path) {
   return {{"path", path.string()},
           {"kind", inspection.kind},

@@ -25,6 +25,11 @@ struct Inspection {
 /// Throws DataError if there is nothing, if nobody knows what it is, or if it cannot be read to its end.
 [[nodiscard]] Inspection inspect(const std::filesystem::path& path);
 
+/// Throws DataError with the first problem, if there is one.
+void require_sound(const Inspection& found, const std::filesystem::path& path);
+/// The same for who takes a stranger's set in: it is held to what inspect() and verify hold it to.
+void require_sound_set(const std::filesystem::path& folder);
+
 /// {"path", "kind", "sound", "problems", "facts"}.
 [[nodiscard]] Json to_json(const Inspection& inspection, const std::filesystem::path& path);
 

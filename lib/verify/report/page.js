@@ -22,7 +22,7 @@ const words = {
   sequences_fitted_on: "sequences that the set was fitted on", keys_read: "keys read", keys_quantised: "of these quantised",
   quantised_share: "share that was quantised", needles_quantised_share: "share that was quantised for needles",
   quotes: "quotations", quotes_quantised_share: "share that was quantised for quotations",
-  file_hashes: "files are what the manifest lists", finite: "all numbers are finite", layer_coverage: "every layer is there",
+  file_hashes: "files are what the manifest lists", file_contents: "files hold what a set has", finite: "all numbers are finite", layer_coverage: "every layer is there",
   sides_agree: "both sides are there", objective_side: "objectives are of their side", shape: "shapes are the model's",
   group_size: "groups divide a row", clip_ratio: "clip ratios", model_identity: "fitted on this model",
   model_revision: "fitted on this revision", calibration_tokens: "enough calibration tokens", fp8_subnormals: "never cast to fp8",

@@ -30,7 +30,7 @@ T* somewhere() {
 template <class Args>
 void check_refused(int (*function)(const Args*, void*), const Args& args, const char* reason) {
   CHECK(function(&args, nullptr) == cudaErrorInvalidValue);
-  const std::string said = C_FUNCTION(oscar_int2_error)();
+  const std::string said = C_FUNCTION(oscar_last_error)();
   CHECK_MESSAGE(said.find(reason) != std::string::npos, said);
 }
 
@@ -96,7 +96,7 @@ TEST_CASE("a coded format with increasing bits, with nine bits, or with a step o
   const oscar_coded_format format{64, 1, bits.data(), bits.data(), steps.data(), steps.data()};
   const auto refused = [&](const char* why) {
     CHECK(C_FUNCTION(oscar_coded_layout_of)(&format, &layout, nullptr) != 0);
-    const std::string said = C_FUNCTION(oscar_int2_error)();
+    const std::string said = C_FUNCTION(oscar_last_error)();
     CHECK_MESSAGE(said.find(why) != std::string::npos, said);
   };
   bits[7] = 3, refused("must not increase");
@@ -126,7 +126,7 @@ TEST_CASE("coded_decode refuses what it cannot do, and says why") {
   refused([](auto& a) { a.workspace_bytes -= 1; }, "the workspace must have");
   for (const int tokens : {-1, 9}) {
     CHECK(C_FUNCTION(oscar_coded_decode_tokens)(&good, tokens, nullptr) == cudaErrorInvalidValue);
-    CHECK(std::string(C_FUNCTION(oscar_int2_error)()).find("query_tokens must be 1 to 8") != std::string::npos);
+    CHECK(std::string(C_FUNCTION(oscar_last_error)()).find("query_tokens must be 1 to 8") != std::string::npos);
   }
 }
 
