@@ -55,10 +55,12 @@ function(oscar_add_plugin name)
   install(TARGETS oscar_${name} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/oscar)
 endfunction()
 
-# oscar_add_test(<name> SOURCES … LIBRARIES … [LABELS …]): every TEST_CASE becomes a ctest named <name>/<test case>. A binary
-# that ends with status 77 counts as skipped (tests/support/main.cpp): the case lacks data and nothing failed.
+# oscar_add_test(<name> SOURCES … LIBRARIES … [TOGETHER …] [LABELS …]): every TEST_CASE becomes a ctest named
+# <name>/<test case>; those of a file in TOGETHER, which share what takes longer than most of them, are one ctest, <name>/<file
+# without _test>. A binary that ends with status 77 counts as skipped (tests/support/main.cpp): the case lacks data and nothing
+# failed.
 function(oscar_add_test name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;LIBRARIES;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "" "" "SOURCES;LIBRARIES;TOGETHER;LABELS" ${ARGN})
   add_executable(${name}_test ${ARG_SOURCES})
   set_target_properties(${name}_test PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   target_link_libraries(${name}_test PRIVATE ${ARG_LIBRARIES} oscar_test_support oscar_warnings)
@@ -68,5 +70,16 @@ function(oscar_add_test name)
   if(ARG_LABELS)
     list(APPEND properties LABELS ${ARG_LABELS})
   endif()
-  doctest_discover_tests(${name}_test TEST_PREFIX "${name}/" PROPERTIES ${properties})
+  set(spec)
+  foreach(file IN LISTS ARG_TOGETHER)
+    string(REPLACE _test.cpp "" test ${name}/${file})
+    add_test(NAME ${test} COMMAND ${name}_test "--source-file=*/${file}")
+    set_tests_properties(${test} PROPERTIES ${properties})
+    list(APPEND spec "*/${file}")
+  endforeach()
+  if(spec)
+    list(JOIN spec "," spec)
+    set(spec TEST_SPEC "*" "--source-file-exclude=${spec}") # behind the filter of names any other may follow
+  endif()
+  doctest_discover_tests(${name}_test ${spec} TEST_PREFIX "${name}/" PROPERTIES ${properties})
 endfunction()

@@ -95,12 +95,13 @@ class OperatorTest(unittest.TestCase):
         """Of each query token of each sequence, outputs and log-sum-exps are those of float64."""
         limit, shape, worst = TOLERANCES[f"decode, log-sum-exp, {kind}"], (len(cache.lengths), -1, *cache.q.shape[-2:]), 0
         out, sums = found[0].reshape(shape), found[1].reshape(shape[:3])
+        most = TOLERANCES["decode"] * max(1, int(cache.lengths.max()) / 33000)**0.5  # more random rows cancel, and relative errors grow
         for token in range(out.shape[1]):
             expected = cache.expected(unseen=out.shape[1] - 1 - token)
             for b in range(len(out)):
-                worst = max(worst, self.near(out[b, token], expected[0][b]))
+                worst = max(worst, self.near(out[b, token], expected[0][b], most))
             torch.testing.assert_close(sums[:, token].double(), expected[1], rtol=limit, atol=limit)
-        print(f"measured: {kind} decode | bfloat16 | {cache.dim} | {int(cache.lengths.max())} | {worst:.3g} | {TOLERANCES['decode']}")
+        print(f"measured: {kind} decode | bfloat16 | {cache.dim} | {int(cache.lengths.max())} | {worst:.3g} | {most:.3g}")
 
     def check_decode(self, cache, kind, split_batch=0):
         found = cache.attend(split_batch=split_batch)
@@ -182,11 +183,14 @@ class Sequences:
         self.device, self.dim, self.page, self.heads, lengths = device, dim, page, kv_heads, listed(lengths)
         windows = [windows] * len(lengths) if isinstance(windows, int) else listed(windows)
 
-        def table(size, most):
-            pages = max(1, -(-most // size))
-            return torch.randperm(len(lengths) * pages).int().reshape(len(lengths), pages).to(device)
+        def table(size, tokens):
+            pages = max(1, -(-max(tokens) // size))
+            found = torch.randperm(len(tokens) * pages).int().reshape(len(tokens), pages)
+            for row, count in zip(found, tokens):
+                row[-(-count // size):] = 1 << 30  # what a sequence does not use must not be looked at
+            return found.to(device)
 
-        self.table, self.window_table = table(page, max(lengths)), table(window_page, max(windows))
+        self.table, self.window_table = table(page, lengths), table(window_page, windows)
         self.lengths, self.window_lengths = (torch.tensor(each, dtype=torch.int32, device=device) for each in (lengths, windows))
         self.windows = [normal(self.window_table.numel(), window_page, kv_heads, dim, device=device) for _ in range(2)]
         self.q = peak * normal(len(lengths), *([tokens] if tokens else []), per_head * kv_heads, dim, device=device)
@@ -213,7 +217,8 @@ class Sequences:
         """Outputs and log-sum-exps in float64. unseen: tokens at the end of each window that the query does not see."""
         out, first, packed = [], 0, self.packed()
         for b, length in enumerate(self.lengths.tolist()):
-            window, own = max(0, int(self.window_lengths[b]) - unseen), self.window_table[b].long()
+            window = max(0, int(self.window_lengths[b]) - unseen)
+            own = self.window_table[b][:-(-window // self.windows[0].shape[1])].long()
             k, v = (torch.cat([rows[first:first + length], window_rows[own].flatten(0, 1)[:window].double()]).transpose(0, 1)
                     for rows, window_rows in zip(packed, self.windows))
             out.append(attention(self.q[b] if self.q.dim() == 3 else self.q[b, -1 - unseen], k, v))

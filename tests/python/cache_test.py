@@ -24,7 +24,7 @@ import figures  # noqa: E402
 torch.set_num_threads(1)
 SINK, RECENT = 16, 64  # so that short texts have a history
 # Of the quotient of two KLDs over some 1,000 tokens, which differ by the codes that are on an edge: the largest mean and
-# four of the largest standard deviations in tests/bench/results/last_bits.json.
+# four of the largest standard deviations of tests/support/figures.py.
 BOUND = 0.12
 
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Dumps whose files changed after their manifest was written.
+// Dumps whose files changed after their manifest was written, in every format. More of what may happen to them is
+// planted by tests/faults/drifted_dumps.py.
 #include "dump/chunk_file.hpp"
 
 #include <doctest/doctest.h>
@@ -51,15 +52,6 @@ void read_dump(const fs::path& dump) {
 /// The path of a file of the dump, without its suffix: "layer_0/q/1".
 using FileOf = std::function<fs::path(const char* name)>;
 
-/// A change of the dump's manifest.
-auto manifest_with(const std::function<void(Json&)>& change) {
-  return [=](const fs::path& dump, const FileOf&) {
-    Json manifest = read_json(dump / "manifest.json");
-    change(manifest);
-    write_json(dump / "manifest.json", manifest);
-  };
-}
-
 /// Another tensor in the place of a file.
 auto another(const char* name, const char* what, const Tensor& tensor) {
   return [=](const fs::path&, const FileOf& file) { write_chunk(file(name), what, tensor); };
@@ -99,31 +91,20 @@ TEST_CASE("files of a dump that were exchanged for others are refused") {
 TEST_CASE("files of another type or number of tokens say what they have and what the manifest says") {
   check("the file has bfloat16 [30, 1, 4] at byte", another("layer_1/k/2", "k", convert(rows(30, 1, 7), DType::kBF16)));
   check("the file has float32 [29, 2, 4]", another("layer_0/q/2", "q", rows(29, 2, 7)));
-  check("the file has float32 [31, 2, 4]", another("layer_0/q/2", "q", rows(31, 2, 7)));
 }
 
-TEST_CASE("files that were cut, went on, or are gone, and files that nobody listed, are refused") {
+TEST_CASE("files that were cut or went on, and files that nobody listed, are refused") {
   check("layer_0/v/1.", [](const fs::path&, const FileOf& file) {
     fs::resize_file(file("layer_0/v/1"), fs::file_size(file("layer_0/v/1")) - 200);
   });
   check("layer_0/v/1.", [](const fs::path&, const FileOf& file) {
     write_file(file("layer_0/v/1"), read_text(file("layer_0/v/1")) + std::string(70'000, '\0'));
   });
-  check("no such file", [](const fs::path&, const FileOf& file) { fs::remove(file("layer_1/v/1")); });
   check("manifest does not list this file",
         [](const fs::path&, const FileOf& file) { fs::copy(file("layer_1/v/1"), file("layer_1/v/3")); });
   check("manifest does not list this layer", [](const fs::path& dump, const FileOf&) {
     fs::copy(dump / "layer_1", dump / "layer_7", fs::copy_options::recursive);
   });
-}
-
-TEST_CASE("sequence lengths of manifest and files are the same, and a manifest lists each layer and chunk once") {
-  check("the file changed", manifest_with([](Json& m) { m["layers"][1]["chunks"][0]["seq_lens"] = {15, 15}; }));
-  check("the file changed",
-        another("layer_1/seq_lens/2", "seq_lens", Tensor::from({1}, std::vector<std::int32_t>{30})));
-  check("chunk 2 follows 2",
-        manifest_with([](Json& m) { m["layers"][1]["chunks"].push_back(m["layers"][1]["chunks"][1]); }));
-  check("layer_id 0 follows 1", manifest_with([](Json& m) { m["layers"].push_back(m["layers"][0]); }));
 }
 
 TEST_CASE("a flipped bit that no sample has is found where every byte is read") {

@@ -173,15 +173,6 @@ TEST_CASE("bad dumps are errors that name the file and what is wrong") {
   CHECK_ERROR(open_and_read(folder.path()), DataError, "do not add up to 8");
 }
 
-TEST_CASE("the reference dump opens") {
-  Notes notes;
-  const auto source = open_dump(test::data("reference-fit/dump"), {}, notes);
-  CHECK(source->layer_ids() == std::vector<int>{2});
-  CHECK(source->calibration().tokens == 2048);
-  CHECK(source->calibration().sequences == 3);
-  CHECK(chunk_tokens(*source->open(2)) == std::vector<std::int64_t>{1024, 1024});
-}
-
 TEST_CASE("a layer's fingerprint is of all of its files' names, sizes and ends, and of no other layer's") {
   const test::TemporaryFolder folder;
   write_layers(folder.path());

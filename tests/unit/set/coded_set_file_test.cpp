@@ -130,17 +130,6 @@ TEST_CASE("a coded set that is damaged is refused by the tensor's name") {
   });
 }
 
-TEST_CASE("a coded set with other bytes than its manifest lists is refused, and so is a folder of somebody else") {
-  const test::TemporaryFolder folder;
-  write_set(folder / "set", set_of(small_set()), {}, false);
-  CHECK_ERROR(write_set(folder / "set", set_of(small_set()), {}, false), UsageError, "");
-  write_set(folder / "set", set_of(small_set()), {}, true);
-  write_file(folder / "set/coded.safetensors", "other bytes");
-  CHECK_ERROR((void)read_set(folder / "set").coded.value(), DataError, "coded.safetensors");
-  write_file(folder / "set/notes.txt", "mine");
-  CHECK_ERROR(write_set(folder / "set", set_of(small_set()), {}, true), UsageError, "");
-}
-
 TEST_CASE("a file of the coded cache with a tensor more is refused") {
   const test::TemporaryFolder folder;
   CodedPart part = small_set();
