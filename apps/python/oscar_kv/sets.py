@@ -387,8 +387,8 @@ def check_for_model(part: SetPart, config: Any, covered: list[int], longest: int
             (sha256 and own and sha256 != own,
              f"the set is for another model: it was fitted on {fitted.get('id')!a}, whose config.json differs; fit one for this model"),
             (count and count != layers,
-             f"the set is for a model of {count} layers, and this one has {model['num_layers']}; fit one for this model"),
-            (surplus, f"the set has layers {surplus}, and the model has {model['num_layers']}; fit one for this model"),
+             f"the set is for a model of {count} layers, and this one has {layers}; fit one for this model"),
+            (surplus, f"the set has layers {surplus}, and the model has {layers}; fit one for this model"),
             (missing, f"the set has no layer {', '.join(map(str, missing))}; it has {sorted(part.layers)}; fit all layers"),
             (longest is not None and kept >= longest,
              f"the set's windows keep {kept} tokens as they are, and a sequence has no more than {longest}: nothing would be "
