@@ -424,7 +424,7 @@ def read_set(path: str | os.PathLike[str], reader: str = "transformers", allow_r
               for each in described}
     if name == "coded":
         sides = [(each[side]["bits"], getattr(layers[each["layer_id"]], side).levels.size) for each in described for side in ("key", "value")]
-        taken = sum(bits * size for bits, size in sides) / sum(size for _, size in sides)
+        taken = float(np.average([bits for bits, _ in sides], weights=[size for _, size in sides]))
         asked, said = (_member(manifest["parts"], "coded", "codec", each) for each in ("bits", "bits_taken"))
         _refuse_if(str(place), (not taken <= asked + 1e-6 or abs(said - taken) > 1e-5 * taken, f"rows take {taken} bits, and the manifest says {said}"))
     if arrays:
