@@ -173,10 +173,9 @@ void refuse_to_write_inputs(const CLI::App& app) {
     // What is no file or folder (a terminal, a null device) cannot be lost.
     if (fs::exists(output.path) && !fs::is_directory(output.path) && !fs::is_regular_file(output.path)) continue;
     for (const Named& other : written) {
-      if (&other != &output && lies_in(output.path, other.path)) {
-        throw UsageError("it is to be written in " + output.option + " " + output.path.string() + ", too",
-                         other.option + " " + other.path.string(), "choose another output");
-      }
+      if (&other == &output || !lies_in(output.path, other.path)) continue;
+      throw UsageError("it would be in " + output.option + " " + output.path.string() + ", which is written, too",
+                       other.option + " " + other.path.string(), "choose another output");
     }
     for (const Named& input : read) {
       const std::string against = reason_against(output, input);

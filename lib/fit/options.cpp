@@ -95,7 +95,9 @@ void require_takers(const FitOptions& o, bool coded, bool rotated) {
   require(rotated, "only rotations have it: leave it out, or give another recipe or more readers",
           std::pair("--codec", &FitOptions::codec), std::pair("--scale-dtype", &FitOptions::scale_dtype),
           std::pair("--clip", &FitOptions::clip), std::pair("--clip-granularity", &FitOptions::clip_granularity),
-          std::pair("--group-size", &FitOptions::group_size), std::pair("--seed", &FitOptions::clip_fit));
+          std::pair("--group-size", &FitOptions::group_size));
+  require(rotated && o.clip == "auto", "only clip ratios that are fitted draw rows: leave it out, or give --clip auto",
+          std::pair("--seed", &FitOptions::clip_fit));
 }
 
 /// What a reader cannot read of a part, and the option that asks for it; empty: it reads all. recipe: null for the

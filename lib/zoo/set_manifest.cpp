@@ -9,6 +9,7 @@
 #include "base/files.hpp"
 #include "base/sha256.hpp"
 #include "remote/transport.hpp"
+#include "set/manifest.hpp"
 #include "set/set.hpp"
 #include "set/verdict.hpp"
 
@@ -97,10 +98,7 @@ std::optional<SetManifest> find_set(const fs::path& folder, const std::string& m
   try {
     SetManifest manifest = read_set_manifest(folder);
     if (manifest.sha256 != manifest_sha256) return std::nullopt;
-    for (const FileDigest& file : manifest.files) {
-      const fs::path path = folder / file.path;
-      if (regular_file_size(path) != file.size || sha256_file(path) != file.sha256) return std::nullopt;
-    }
+    check_listed_files(folder, manifest.document);
     return manifest;
   } catch (const Error&) {
     return std::nullopt;  // absent or damaged: the caller fetches it again

@@ -96,6 +96,8 @@ SERVED = {
     "k-nan": served("k", put_tensor(float("nan"))),
     "q-zeros": lambda place: [chunk("q", torch.zeros_like, "served", number)(place) for number in (1, 2, 3)],
     "k-dim": served("k", lambda rows: rows[..., :64].clone()),
+    **{f"{kinds}-of-another-size": lambda place, kinds=kinds: [
+        chunk(kind, lambda rows: rows[..., :64].clone(), "served", number)(place) for kind in kinds for number in (1, 2, 3)] for kinds in ("v", "qkv")},
     "v-flat": served("v", lambda rows: rows.reshape(-1)),
     "k-int": served("k", lambda rows: rows.to(torch.int32)),
     "lens-sum": served("seq_lens", lambda lens: lens + 5),

@@ -47,6 +47,7 @@ class MemorySource : public QkvSource {
     if (layers_.empty()) return;
     for (const MemoryChunk& chunk : layers_.begin()->second) {
       calibration_.sequences += static_cast<std::int64_t>(chunk.sequences.size());
+      calibration_.tokens += chunk.k.shape[0];
     }
   }
   [[nodiscard]] const ModelIdentity& model() const override { return model_; }

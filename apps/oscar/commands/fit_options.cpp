@@ -104,7 +104,8 @@ void check_usage(const CLI::App& app, FitCommand& command) {
   const auto refuse = [](const char* option, const char* what) {
     if (option != nullptr) throw UsageError(what, option, "leave it out");
   };
-  (void)plan_parts(command.fit);
+  const bool rotated = !plan_parts(command.fit).rotations.empty();
+  if (!rotated) refuse(first_given(app, {"--format"}), "the set has no files of rotations");
   const bool dump = !command.dump.empty(), model = !command.input.model.empty(), stats = !command.stats.empty();
   if (stats) {
     refuse(first_given(app, {"--dump", "--model", "--text", "--tokens", "--max-tokens", "--sequences", "--seq-len",

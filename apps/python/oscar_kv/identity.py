@@ -23,13 +23,14 @@ def cache_layers(config: Any, described: dict[str, Any] | None = None) -> list[i
     return growing or [i for i in range(count) if types[i].endswith("_attention") and "linear" not in types[i]]
 
 
-def _folder_of(name: str, revision: str | None) -> Path | None:
-    """The folder of a checkpoint, given itself or by its name on the Hub; None if it is not on this machine."""
-    if Path(name, "config.json").is_file():  # a model that transformers read from a GGUF file has none
-        return Path(name).resolve()
+def _folder_of(config: Any) -> Path | None:
+    """Where the config.json of a transformers config lies; None if that is not on this machine."""
+    name = getattr(config, "_name_or_path", None)
+    if not name or Path(name, "config.json").is_file():  # a model that transformers read from a GGUF file has none
+        return Path(name).resolve() if name else None
     try:
         from huggingface_hub import try_to_load_from_cache
-        found = try_to_load_from_cache(name, "config.json", revision=revision)
+        found = try_to_load_from_cache(name, "config.json", revision=getattr(config, "_commit_hash", None))
     except (ImportError, ValueError):
         return None
     return Path(found).parent if isinstance(found, str) else None
@@ -37,17 +38,15 @@ def _folder_of(name: str, revision: str | None) -> Path | None:
 
 def hash_of_config(config: Any) -> str:
     """Of config.json's bytes; "" if it is not on this machine."""
-    name = getattr(config, "_name_or_path", "") or ""
-    folder = _folder_of(name, getattr(config, "_commit_hash", None)) if name else None
-    return hashlib.sha256((folder / "config.json").read_bytes()).hexdigest() if folder is not None else ""
+    folder = _folder_of(config)
+    return hashlib.sha256((folder / "config.json").read_bytes()).hexdigest() if folder else ""
 
 
 def describe_model(config: Any) -> dict[str, Any]:
     """ModelIdentity of a transformers config as the program tells it, without sizes of a family that it does not know. Raises
     FileNotFoundError where there is no program."""
-    name = getattr(config, "_name_or_path", "") or ""
-    folder = _folder_of(name, getattr(config, "_commit_hash", None)) if name else None
-    described = {"id": name, "revision": "", "config_sha256": hash_of_config(config),
+    folder = _folder_of(config)
+    described = {"id": getattr(config, "_name_or_path", None) or "", "revision": "", "config_sha256": hash_of_config(config),
                  "num_layers": config.get_text_config(decoder=True).num_hidden_layers}
     with tempfile.TemporaryDirectory(prefix="oscar-") as place:
         if folder is None:

@@ -387,8 +387,8 @@ def check_for_model(part: SetPart, config: Any, covered: list[int], longest: int
             (sha256 and own and sha256 != own,
              f"the set is for another model: it was fitted on {fitted.get('id')!a}, whose config.json differs; fit one for this model"),
             (count and count != layers,
-             f"the set is for a model of {count} layers, and this one has {model['num_layers']}; fit one for this model"),
-            (surplus, f"the set has layers {surplus}, and the model has {model['num_layers']}; fit one for this model"),
+             f"the set is for a model of {count} layers, and this one has {layers}; fit one for this model"),
+            (surplus, f"the set has layers {surplus}, and the model has {layers}; fit one for this model"),
             (missing, f"the set has no layer {', '.join(map(str, missing))}; it has {sorted(part.layers)}; fit all layers"),
             (longest is not None and kept >= longest,
              f"the set's windows keep {kept} tokens as they are, and a sequence has no more than {longest}: nothing would be "
@@ -424,7 +424,7 @@ def read_set(path: str | os.PathLike[str], reader: str = "transformers", allow_r
               for each in described}
     if name == "coded":
         sides = [(each[side]["bits"], getattr(layers[each["layer_id"]], side).levels.size) for each in described for side in ("key", "value")]
-        taken = sum(bits * size for bits, size in sides) / sum(size for _, size in sides)
+        taken = float(np.average([bits for bits, _ in sides], weights=[size for _, size in sides]))
         asked, said = (_member(manifest["parts"], "coded", "codec", each) for each in ("bits", "bits_taken"))
         _refuse_if(str(place), (not taken <= asked + 1e-6 or abs(said - taken) > 1e-5 * taken, f"rows take {taken} bits, and the manifest says {said}"))
     if arrays:

@@ -177,6 +177,9 @@ class ServeCheckTest(unittest.TestCase):
         with self.exact() as server:
             code, _, errors = check(server, served_model="other")
             self.assertEqual((code, "give one of these: sample" in errors), (2, True), errors)
+            with self.exact(change=lambda answer: {"data": [{"id": f"model-{i}"} for i in range(100_000)]}) as many:
+                code, _, errors = check(many, served_model="other")
+            self.assertEqual((code, "model-20" in errors, len(errors) < 3000), (2, True, True), errors)
             code, _, errors = check(server, prompt_tokens="300")
             self.assertEqual((code, "lie in the windows of 64 and 256" in errors), (2, True), errors)
             code, _, errors = check(server, prompt_tokens="2049")

@@ -40,6 +40,21 @@ TEST_CASE("of a dump that has changed, layers that are taken already must be the
   CHECK_ERROR(PartialFolder(own, another, status), DataError, "is of another: model differ");
 }
 
+TEST_CASE("a fit that was killed before it kept anything is begun anew, and what others put there stays") {
+  const test::TemporaryFolder folder;
+  Status status;
+  const fs::path own = folder / "s.partial";
+  fs::create_directories(own);
+  write_file(own / ".fit.json.part.1", "{");
+  CHECK_NOTHROW(PartialFolder(own, with_layers("a", "b"), status));
+  PartialFolder::remove(own);
+  CHECK_FALSE(fs::exists(own));
+  fs::create_directories(own);
+  write_file(own / "layer_0.safetensors", "mine");
+  CHECK_ERROR(PartialFolder(own, with_layers("a", "b"), status), DataError, "not of an earlier fit");
+  CHECK(read_text(own / "layer_0.safetensors") == "mine");
+}
+
 TEST_CASE("a kept layer that changed after it was written is made again, and a notice says so") {
   struct Notices : Status {
     std::string text;

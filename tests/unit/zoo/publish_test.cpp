@@ -125,6 +125,7 @@ TEST_CASE("what cannot be published is refused before anything is written") {
       UsageError, "tag");
   CHECK_ERROR(publish(with([](auto& o) { o.set = "/nowhere"; }), fixture.status, test::any_set), DataError,
               "no set with a manifest.json is here");
+  CHECK_ERROR(publish(with([](auto& o) { o.sign = "/dev/null"; }), fixture.status, test::any_set), DataError, "device");
   Json manifest = test::sample_manifest("x");
   manifest["parts"]["rotations"].erase("codec");
   write_file(options.set / "manifest.json", manifest.dump());

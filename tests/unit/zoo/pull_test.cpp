@@ -83,9 +83,16 @@ TEST_CASE("refreshing what did not change asks for the index only") {
 TEST_CASE("a damaged cache entry is fetched again") {
   PullFixture fixture;
   const PullResult first = fixture.run();
-  write_file(first.path / "tables/clip.json", "");
-  CHECK(fixture.run().fetched);
-  CHECK(test::read_folder(first.path) == fixture.set);
+  for (const bool refresh : {false, true}) {
+    fixture.options.refresh = refresh;
+    for (const char* other : {"", "[]\n"}) {  // of another size, and of the same
+      write_file(first.path / "tables/clip.json", other);
+      CHECK(fixture.run().fetched);
+      CHECK(test::read_folder(first.path) == fixture.set);
+    }
+    fs::remove(first.path / "tables/clip.json");
+    CHECK(fixture.run().fetched);
+  }
 }
 
 TEST_CASE("offline, only the cache is used") {
