@@ -18,7 +18,7 @@ struct NamedType {
   std::string_view name;
 };
 
-constexpr std::array<NamedType, 11> kTypes{{{DType::kF64, 8, "float64"},
+constexpr std::array<NamedType, 13> kTypes{{{DType::kF64, 8, "float64"},
                                             {DType::kF32, 4, "float32"},
                                             {DType::kF16, 2, "float16"},
                                             {DType::kBF16, 2, "bfloat16"},
@@ -28,7 +28,9 @@ constexpr std::array<NamedType, 11> kTypes{{{DType::kF64, 8, "float64"},
                                             {DType::kI8, 1, "int8"},
                                             {DType::kU8, 1, "uint8"},
                                             {DType::kBool, 1, "bool"},
-                                            {DType::kF8E4M3, 1, "float8_e4m3fn"}}};
+                                            {DType::kF8E4M3, 1, "float8_e4m3fn"},
+                                            {DType::kF8E5M2, 1, "float8_e5m2"},
+                                            {DType::kF8E8M0, 1, "float8_e8m0fnu"}}};
 
 const NamedType& entry(DType dtype) { return kTypes[static_cast<std::size_t>(dtype)]; }
 
@@ -65,6 +67,10 @@ float float_from_f16(std::uint16_t bits) {
   // The exponent of a float is larger by 127 - 15; multiplying corrects it for subnormal halves too, exactly.
   const float scaled = std::bit_cast<float>(magnitude << 13U) * std::bit_cast<float>((254U - 15U) << 23U);
   return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(scaled));
+}
+
+float float_from_f8e8m0(std::uint8_t bits) {
+  return bits == 255 ? std::numeric_limits<float>::quiet_NaN() : std::ldexp(1.0F, static_cast<int>(bits) - 127);
 }
 
 float float_from_f8e4m3(std::uint8_t bits) {

@@ -23,7 +23,7 @@ constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;  // the limit of the refe
 constexpr const char* kMetadata = "__metadata__";
 constexpr const char* kChecksums = "sha256";  // of the metadata
 
-constexpr std::array<std::pair<DType, std::string_view>, 11> kNames{{{DType::kF64, "F64"},
+constexpr std::array<std::pair<DType, std::string_view>, 13> kNames{{{DType::kF64, "F64"},
                                                                      {DType::kF32, "F32"},
                                                                      {DType::kF16, "F16"},
                                                                      {DType::kBF16, "BF16"},
@@ -33,7 +33,9 @@ constexpr std::array<std::pair<DType, std::string_view>, 11> kNames{{{DType::kF6
                                                                      {DType::kI8, "I8"},
                                                                      {DType::kU8, "U8"},
                                                                      {DType::kBool, "BOOL"},
-                                                                     {DType::kF8E4M3, "F8_E4M3"}}};
+                                                                     {DType::kF8E4M3, "F8_E4M3"},
+                                                                     {DType::kF8E5M2, "F8_E5M2"},
+                                                                     {DType::kF8E8M0, "F8_E8M0"}}};
 
 std::optional<DType> dtype_from_header(std::string_view name) {
   for (const auto& [dtype, text] : kNames) {
@@ -197,6 +199,13 @@ void SafetensorsFile::verify(const std::string& name) const { require_checksum(n
 
 void SafetensorsFile::verify_all() const {
   for (const auto& [name, tensor] : tensors_) require_checksum(name, tensor.data);
+}
+
+std::vector<std::string> SafetensorsFile::names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : tensors_) names.push_back(name);
+  for (const auto& [name, dtype] : unsupported_) names.push_back(name);
+  return names;
 }
 
 const TensorRef& SafetensorsFile::at(const std::string& name) const {

@@ -18,53 +18,77 @@ ConfigFile::ConfigFile(const std::filesystem::path& path) : ConfigFile(read_json
 
 ConfigFile::ConfigFile(Json document, std::string where) : path_(std::move(where)), json_(std::move(document)) {
   if (!json_.is_object()) refuse("is not a JSON object");
-  if (!has("text_config")) return;
+  if (!json_.contains("text_config") || json_.at("text_config").is_null()) return;
   Json inner = json_.at("text_config");
   if (!inner.is_object()) refuse("member \"text_config\" must be an object");
   for (const char* shared : {"torch_dtype", "dtype", "tie_word_embeddings", "quantization_config"}) {
     const bool decides = std::string_view(shared) == "tie_word_embeddings";  // the larger model has the head
-    if ((decides || !inner.contains(shared)) && has(shared)) inner[shared] = json_.at(shared);
+    if ((decides || !inner.contains(shared)) && json_.contains(shared)) inner[shared] = json_.at(shared);
   }
-  json_ = std::move(inner);
+  outer_ = std::exchange(json_, std::move(inner));
+  outer_.erase("tie_word_embeddings");
+}
+
+ConfigFile ConfigFile::part(const std::string& name, Json members) const {
+  if (!members.is_object()) refuse("member \"" + name + "\" must be an object");
+  ConfigFile inner(Json::object(), path_);
+  inner.prefix_ = name + ".";
+  inner.json_ = log_->parts[inner.prefix_] = std::move(members);
+  inner.log_ = log_;
+  return inner;
 }
 
 void ConfigFile::use_defaults(const Json& members) {
+  defaults_ = members;
   for (const auto& [name, value] : members.items()) {
-    if (!has(name.c_str())) json_[name] = value;
+    if (!json_.contains(name) || (value.is_object() && json_.at(name).is_null())) json_[name] = value;
   }
 }
 
-bool ConfigFile::has(const char* name) const {
+void ConfigFile::take_alias(const char* name, const char* other) {
+  if (!of_class(name) || of_class(other) || !json_.contains(other)) return;
+  const Json told = json_.at(other);
+  json_.erase(other);
+  if (json_.at(name) != defaults_.at(name) && json_.at(name) != told) {
+    refuse("members \"" + std::string(name) + "\" and \"" + other + "\" are one thing, and differ",
+           "take out the one that is not true");
+  }
+  json_[name] = told;
+}
+
+const Json& ConfigFile::at(const char* name) const {
+  static const Json none;
+  log_->read.insert(prefix_ + name);
   const auto member = json_.find(name);
-  return member != json_.end() && !member->is_null();
+  return member == json_.end() ? none : *member;
 }
 
 int ConfigFile::dimension(const char* name) const {
-  const auto member = json_.find(name);
-  if (member == json_.end()) refuse(std::string("has no member \"") + name + "\"");
-  if (!member->is_number_integer() || *member < 1 || *member > kMaxDimension) {
-    refuse(std::string("member \"") + name + "\" must be a positive whole number, found " + member->dump());
+  const Json& member = at(name);
+  if (member.is_null()) refuse("has no member \"" + prefix_ + name + "\"");
+  if (!member.is_number_integer() || member < 1 || member > kMaxDimension) {
+    refuse("member \"" + prefix_ + name + "\" must be a positive whole number, found " + member.dump());
   }
-  return member->get<int>();
+  return member.get<int>();
 }
 
-double ConfigFile::positive(const Json& parent, const char* name) const {
-  const auto member = parent.find(name);
-  if (member == parent.end() || !member->is_number() || !(member->get<double>() > 0)) {
-    refuse(std::string("member \"") + name + "\" must be a positive number");
+double ConfigFile::positive(const char* name) const {
+  const Json& member = at(name);
+  if (!member.is_number() || !(member.get<double>() > 0) || !std::isfinite(member.get<double>())) {
+    refuse("member \"" + prefix_ + name + "\" must be a positive number");
   }
-  return member->get<double>();
+  return member.get<double>();
 }
 
 bool ConfigFile::flag(const char* name, bool otherwise) const {
   if (!has(name)) return otherwise;
-  if (!json_.at(name).is_boolean()) refuse(std::string("member \"") + name + "\" must be true or false");
-  return json_.at(name).get<bool>();
+  if (!at(name).is_boolean()) refuse("member \"" + prefix_ + name + "\" must be true or false");
+  return at(name).get<bool>();
 }
 
 std::string ConfigFile::text(const char* name, const std::string& otherwise) const {
-  const auto member = json_.find(name);
-  return member != json_.end() && member->is_string() ? member->get<std::string>() : otherwise;
+  const Json& member = at(name);
+  return member.is_string() ? member.get<std::string>() : otherwise;
 }
 
 void ConfigFile::refuse(const std::string& what, const std::string& remedy) const {
@@ -75,28 +99,135 @@ void ConfigFile::unsupported(const std::string& what) const {
   refuse(what + " is not supported", "use a checkpoint without it, or dump its q, k and v elsewhere and give --dump");
 }
 
-namespace {
-
-/// "rope_parameters" (of one layer type, if it is nested), or "rope_scaling" as older files have it; else empty.
-ConfigFile rope_members(const ConfigFile& file, const std::string& layer_type) {
-  for (const char* name : {"rope_parameters", "rope_scaling"}) {
-    if (!file.has(name)) continue;
-    const Json& members = file.json().at(name);
-    if (!members.is_object()) file.refuse(std::string("member \"") + name + "\" must be an object");
-    const auto nested = members.find(layer_type);
-    return file.part(nested != members.end() && nested->is_object() ? *nested : members);
-  }
-  return file.part(Json::object());
+void ConfigFile::unsupported_member(const std::string& name) const {
+  unsupported("\"" + prefix_ + name + "\": " + at(name.c_str()).dump() + " in this model");
 }
 
+namespace {
+
+/// Members that say how a model was trained, is generated with or is published, or what lies outside its layers.
+bool cannot_matter(std::string_view name) {
+  static const std::set<std::string_view> names{"architectures",
+                                                "auto_map",
+                                                "aux_loss_alpha",
+                                                "cache_implementation",
+                                                "chunk_size_feed_forward",
+                                                "do_sample",
+                                                "dtype",
+                                                "eoi_token_index",
+                                                "ep_size",
+                                                "id2label",
+                                                "initializer_range",
+                                                "is_encoder_decoder",
+                                                "label2id",
+                                                "max_length",
+                                                "max_sequence_length",
+                                                "model_max_length",
+                                                "model_type",
+                                                "moe_norm_min",
+                                                "mrope_interleaved",
+                                                "mrope_section",
+                                                "num_mtp_layers",
+                                                "num_nextn_predict_layers",
+                                                "output_attentions",
+                                                "output_hidden_states",
+                                                "output_router_logits",
+                                                "pretraining_tp",
+                                                "problem_type",
+                                                "quantization_config",
+                                                "repetition_penalty",
+                                                "return_dict",
+                                                "rope_type",
+                                                "router_aux_loss_coef",
+                                                "router_jitter_noise",
+                                                "seq_aux",
+                                                "temperature",
+                                                "time_step_limit",
+                                                "tokenizer_class",
+                                                "top_p",
+                                                "torch_dtype",
+                                                "transformers.js_config",
+                                                "transformers_version",
+                                                "type",
+                                                "unsloth_fixed",
+                                                "unsloth_version",
+                                                "use_cache",
+                                                "vision_config"};
+  const auto ends = [&](std::string_view end) { return name.ends_with(end); };
+  const auto begins = [&](std::string_view begin) { return name.starts_with(begin); };
+  return names.contains(name) || ends("_token_id") || ends("dropout") || ends("_pdrop") || begins("_") ||
+         begins("mamba_") || begins("mtp_");
+}
+
+/// Whether a member that the class does not know switches nothing on.
+bool is_off(const Json& value) { return value.is_null() || value == false || (value.is_structured() && value.empty()); }
+
+}  // namespace
+
+void ConfigFile::list_unread(const std::string& prefix, const Json& members, std::string& unknown) const {
+  for (const auto& [name, value] : members.items()) {
+    const auto known = prefix.empty() ? defaults_.find(name) : defaults_.end();
+    if (log_->read.contains(prefix + name) || cannot_matter(name)) continue;
+    if (known == defaults_.end() ? is_off(value) : *known == value) continue;
+    if (known != defaults_.end()) unsupported_member(name);
+    unknown += (unknown.empty() ? "\"" : ", \"") + prefix + name + "\"";
+  }
+}
+
+std::vector<std::string> ConfigFile::check_members() const {
+  std::string unknown;
+  list_unread("", json_, unknown);
+  for (const auto& [prefix, members] : log_->parts) list_unread(prefix, members, unknown);
+  if (!unknown.empty()) {
+    notice("not read, for models of this type have no such member in transformers: " + unknown + " (" + path_ + ")");
+  }
+  for (const auto& [name, value] : defaults_.items()) {
+    if (!outer_.contains(name) || outer_.at(name) == json_.at(name)) continue;
+    notice("\"" + name + "\" is taken from \"text_config\"; what stands outside differs (" + path_ + ")");
+  }
+  return log_->notices;
+}
+
+namespace {
+
+/// What lies beside the objects of layer types.
+Json flat_members(const Json& members) {
+  Json flat = Json::object();
+  for (const auto& [name, value] : members.items()) {
+    if (!value.is_object()) flat[name] = value;
+  }
+  return flat;
+}
+
+}  // namespace
+
+/// "rope_scaling", as older files have it, or "rope_parameters", of one layer type if they are nested; else empty.
+/// Where both stand in a file, transformers takes "rope_scaling" and forgets the other.
+ConfigFile rope_members(const ConfigFile& file, const std::string& layer_type) {
+  const bool older = file.has("rope_scaling") && !file.at("rope_scaling").empty();
+  if (older && file.has("rope_parameters") && file.differs("rope_parameters")) {
+    file.notice("\"rope_scaling\" is taken, as transformers does; \"rope_parameters\", which stands beside it, is not");
+  }
+  const std::string name = older ? "rope_scaling" : "rope_parameters";
+  const Json& members = file.at(name.c_str());
+  if (members.is_null()) return file.part(name, Json::object());
+  if (!members.is_object()) file.refuse("member \"" + name + "\" must be an object");
+  const auto nested = members.find(layer_type);
+  const ConfigFile all = file.part(name, flat_members(members));
+  return nested == members.end() || nested->is_null() ? all : file.part(name + "." + layer_type, *nested);
+}
+
+namespace {
+
 std::string rope_type(const ConfigFile& in) {
-  const Json type = in.json().value("rope_type", in.json().value("type", Json("default")));
+  const Json& type = in.has("rope_type") ? in.at("rope_type") : in.at("type");
+  if (type.is_null()) return "default";
   if (!type.is_string()) in.refuse("the RoPE type must be a text, found " + type.dump());
   return type.get<std::string>();
 }
 
 std::vector<double> rope_factors(const ConfigFile& in, const char* name, int count) {
-  const Json list = in.json().value(name, Json());
+  const Json& list = in.at(name);
   if (!list.is_array() || list.size() != static_cast<std::size_t>(count)) {
     in.refuse(std::string("member \"") + name + "\" must be a list of " + std::to_string(count) + " numbers");
   }
@@ -129,32 +260,24 @@ void read_longrope(const ConfigFile& in, RopeSpec& rope) {
 
 }  // namespace
 
-double yarn_scale(double factor, double weight) { return factor <= 1 ? 1 : 0.1 * weight * std::log(factor) + 1; }
+namespace {
 
-RopeSpec read_local_rope(const ConfigFile& file, int head_dim) {
-  const bool nested = file.has("rope_parameters") && file.json().at("rope_parameters").contains("sliding_attention");
-  if (nested) return read_rope(file, "sliding_attention", head_dim, {10000});
-  RopeSpec rope;
-  rope.dim = head_dim;
-  rope.theta = file.positive("rope_local_base_freq", 10000);
-  return rope;
-}
-
-RopeSpec read_rope(const ConfigFile& file, const std::string& layer_type, int head_dim, const RopeDefaults& defaults) {
-  const ConfigFile in = rope_members(file, layer_type);
+RopeSpec rope_of(const ConfigFile& file, const ConfigFile& in, int head_dim, double theta, bool with_alpha) {
   RopeSpec rope;
   rope.type = rope_type(in);
   if (rope.type == "su") rope.type = "longrope";    // its first name
   if (rope.type == "mrope") rope.type = "default";  // axes of images; on text all are equal
-  // Its base grows with texts that are longer than the context, which are refused.
-  if (rope.type == "dynamic" && !in.has("alpha")) rope.type = "default";
-  rope.theta = in.positive("rope_theta", file.positive("rope_theta", defaults.theta));
-  if (rope.type == "dynamic" && in.has("alpha") && defaults.alpha) {
+  rope.theta = in.positive("rope_theta", theta);
+  if (rope.type == "dynamic" && with_alpha && in.has("alpha")) {
     rope.theta *= std::pow(in.positive("alpha"), head_dim / (head_dim - 2.0));
     rope.type = "default";
   }
-  if (!(rope.theta > 0)) file.refuse("member \"rope_theta\" must be a positive number");
-  const double partial = in.positive("partial_rotary_factor", file.positive("partial_rotary_factor", defaults.partial));
+  // Its base grows with texts that are longer than the context, which are refused.
+  if (rope.type == "dynamic" && !in.has("alpha")) rope.type = "default";
+  const bool parts = file.of_class("partial_rotary_factor") || rope.type == "proportional";
+  const double turning = file.of_class("rotary_dim") ? file.dimension("rotary_dim", head_dim) / (1.0 * head_dim) : 1;
+  const double partial =
+      parts ? in.positive("partial_rotary_factor", file.positive("partial_rotary_factor", turning)) : 1;
   if (partial > 1) file.refuse("member \"partial_rotary_factor\" must be at most 1");
   rope.dim = rope.type == "proportional" ? head_dim : static_cast<int>(head_dim * partial);
   rope.rotated_share = rope.type == "proportional" ? partial : 1;
@@ -180,8 +303,35 @@ RopeSpec read_rope(const ConfigFile& file, const std::string& layer_type, int he
         "the RoPE variant \"" + rope.type + "\" is not supported",
         "use a checkpoint with default, linear, dynamic, llama3, yarn, longrope or proportional, or dump its q, k "
         "and v elsewhere and give --dump");
+  } else {
+    (void)in.at("factor");  // of "dynamic"
   }
   return rope;
+}
+
+}  // namespace
+
+double yarn_scale(double factor, double weight) { return factor <= 1 ? 1 : 0.1 * weight * std::log(factor) + 1; }
+
+RopeSpec read_rope(const ConfigFile& file, const std::string& layer_type, int head_dim, bool with_alpha) {
+  const ConfigFile in = rope_members(file, layer_type);
+  return rope_of(file, in, head_dim, file.positive("rope_theta"), with_alpha);
+}
+
+RopeSpec read_layer_rope(const ConfigFile& file, const std::string& layer_type, int head_dim, double sliding_theta) {
+  const bool slides = layer_type == "sliding_attention";
+  const Json& all = file.at("rope_parameters");
+  const Json& older = file.at("rope_scaling");
+  for (const Json& members : {all, older}) {
+    if (!members.is_null() && !members.is_object()) file.refuse("RoPE's members must be an object");
+  }
+  Json own = all.is_object() ? all.value(layer_type, Json()) : Json();
+  if (own.is_null()) own = Json::object();
+  if (all.is_object()) (void)file.part("rope_parameters", flat_members(all));
+  if (!slides && older.is_object()) own.update(older);
+  const double theta = file.positive("rope_theta");
+  return rope_of(file, file.part("rope_parameters." + layer_type, own), head_dim, slides ? sliding_theta : theta,
+                 false);
 }
 
 }  // namespace oscar

@@ -4,7 +4,11 @@
 #pragma once
 
 #include <filesystem>
+#include <map>
+#include <memory>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "base/json.hpp"
 #include "model/config/config.hpp"
@@ -18,56 +22,80 @@ class ConfigFile {
   /// Takes a document that does not lie in a file of its own. where: names it in errors.
   ConfigFile(Json document, std::string where);
 
-  /// Returns an object of the file, with errors that name the file, too.
-  [[nodiscard]] ConfigFile part(Json members) const { return {std::move(members), path_}; }
-
-  /// Adds the members that the file lacks.
+  /// Adds the members that the file lacks. These are the members of its class: of_class() knows no others.
   void use_defaults(const Json& members);
+  /// Whether the class of the file's model type has such a member. Others stand in files and mean nothing.
+  [[nodiscard]] bool of_class(const char* name) const { return defaults_.contains(name); }
+  /// Whether a member has another value than its class gives.
+  [[nodiscard]] bool differs(const char* name) const { return at(name) != defaults_.value(name, Json()); }
+  /// Gives the member `name` of the class the value that the file tells under `other`. Throws DataError if both stand
+  /// there and differ.
+  void take_alias(const char* name, const char* other);
 
-  [[nodiscard]] const Json& json() const { return json_; }
-  [[nodiscard]] bool has(const char* name) const;
+  /// Returns a member, null if there is none. What is asked for here and below counts as read.
+  [[nodiscard]] const Json& at(const char* name) const;
+  [[nodiscard]] bool has(const char* name) const { return !at(name).is_null(); }
+  [[nodiscard]] const Json& all() const { return json_; }
+  /// Returns an object in the file, `members`, which lies at `name`.
+  [[nodiscard]] ConfigFile part(const std::string& name, Json members) const;
   /// Returns the positive whole number of this name. Throws DataError if there is none.
   [[nodiscard]] int dimension(const char* name) const;
   [[nodiscard]] int dimension(const char* name, int otherwise) const { return has(name) ? dimension(name) : otherwise; }
   /// Returns the whole number of this name, which may be 0, or `otherwise` where it is missing. Throws DataError for
   /// anything else.
   [[nodiscard]] int dimension_or_zero(const char* name, int otherwise) const {
-    return has(name) && json_.at(name) == 0 ? 0 : dimension(name, otherwise);
+    return at(name) == 0 ? 0 : dimension(name, otherwise);
   }
-  /// Returns the positive number of this name in `parent`. Throws DataError if there is none.
-  [[nodiscard]] double positive(const Json& parent, const char* name) const;
-  [[nodiscard]] double positive(const char* name) const { return positive(json_, name); }
+  /// Returns the positive, finite number of this name. Throws DataError if there is none.
+  [[nodiscard]] double positive(const char* name) const;
   [[nodiscard]] double positive(const char* name, double otherwise) const {
     return has(name) ? positive(name) : otherwise;
   }
   [[nodiscard]] bool flag(const char* name, bool otherwise = false) const;
   [[nodiscard]] std::string text(const char* name, const std::string& otherwise) const;
 
+  /// Says of what stands in two places which is taken.
+  void notice(const std::string& text) const { log_->notices.push_back(text); }
+  /// Returns what was said, and one notice of members that nothing read and the class does not know either. Throws
+  /// DataError for a member of the class that nothing read and that has another value than the class gives, unless it
+  /// cannot change what a model computes.
+  [[nodiscard]] std::vector<std::string> check_members() const;
+
   [[noreturn]] void refuse(const std::string& what, const std::string& remedy = "fetch the checkpoint again") const;
   /// Throws DataError for a setting that this program does not know to execute.
   [[noreturn]] void unsupported(const std::string& what) const;
+  /// The same, of a member with the value that it has.
+  [[noreturn]] void unsupported_member(const std::string& name) const;
 
  private:
-  std::string path_;
-  Json json_;
+  struct Log {
+    std::set<std::string> read;
+    std::vector<std::string> notices;
+    std::map<std::string, Json> parts;  // by name: objects in the file some of whose members were read
+  };
+  void list_unread(const std::string& prefix, const Json& members, std::string& unknown) const;
+
+  std::string path_, prefix_;
+  Json json_, outer_, defaults_ = Json::object();
+  std::shared_ptr<Log> log_ = std::make_shared<Log>();
 };
 
-/// What a model family takes for members that its config.json leaves out. theta 0: it must be there.
-struct RopeDefaults {
-  double theta = 0;
-  double partial = 1;  // of the head
-  bool alpha = false;  // "dynamic" may have an "alpha", by which the base grows once and for all
-};
+/// What transformers' config classes take for members that a config.json leaves out (defaults.cpp).
+[[nodiscard]] Json class_defaults(const std::string& model_type);
+
+/// Returns what the file says of rotary embeddings in layers of this type.
+[[nodiscard]] ConfigFile rope_members(const ConfigFile& file, const std::string& layer_type);
 
 /// Reads the rotary embedding of heads of `head_dim` channels in layers of this type ("full_attention",
-/// "sliding_attention", …; matters only where the file tells them apart). Throws DataError: a type that is not
-/// supported, or a member that is missing.
+/// "sliding_attention", …; matters only where the file tells them apart). with_alpha: "dynamic" may have an "alpha", by
+/// which the base grows once and for all. Throws DataError: a type that is not supported, or a member that is missing.
 [[nodiscard]] RopeSpec read_rope(const ConfigFile& file, const std::string& layer_type, int head_dim,
-                                 const RopeDefaults& defaults = {});
+                                 bool with_alpha = false);
 
-/// Reads the angle of sliding layers that have one of their own (Gemma 3): nested, or "rope_local_base_freq" in older
-/// files.
-[[nodiscard]] RopeSpec read_local_rope(const ConfigFile& file, int head_dim);
+/// The same where each type of layers has its own: nested, or in older files one of layers without a window, whose
+/// sliding layers turn plainly by `sliding_theta` (Gemma 3, OLMo 3).
+[[nodiscard]] RopeSpec read_layer_rope(const ConfigFile& file, const std::string& layer_type, int head_dim,
+                                       double sliding_theta);
 
 /// 0.1 * weight * ln(factor) + 1: by how much YaRN sharpens attention for a longer context.
 [[nodiscard]] double yarn_scale(double factor, double weight = 1);

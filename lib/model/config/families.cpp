@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <string_view>
+#include <utility>
 
 #include "base/text.hpp"
 
@@ -11,14 +13,24 @@ namespace oscar {
 namespace {
 
 Activation read_activation(const ConfigFile& file) {
-  const std::string name = file.text("hidden_activation", file.text("hidden_act", "silu"));
-  if (name == "silu") return Activation::kSilu;
-  if (name == "gelu_pytorch_tanh" || (name == "gelu" && file.text("model_type", "") == "gemma")) {
-    return Activation::kGeluTanh;
-  }
-  if (name == "relu2") return Activation::kSquaredRelu;
-  if (name == "xielu") return Activation::kXielu;
-  file.unsupported("\"hidden_act\": \"" + name + "\"");
+  constexpr std::array kNames = std::to_array<std::pair<std::string_view, Activation>>({
+      {"silu", Activation::kSilu},
+      {"swish", Activation::kSilu},
+      {"gelu", Activation::kGelu},
+      {"gelu_pytorch_tanh", Activation::kGeluTanh},
+      {"gelu_new", Activation::kGeluTanh},
+      {"relu", Activation::kRelu},
+      {"relu2", Activation::kSquaredRelu},
+      {"xielu", Activation::kXielu},
+  });
+  const char* member = file.of_class("hidden_activation") ? "hidden_activation" : "hidden_act";
+  const std::string name = file.text(member, "");
+  const auto* const found = std::ranges::find(kNames, name, &std::pair<std::string_view, Activation>::first);
+  if (found == kNames.end()) file.unsupported_member(member);
+  if (found->second == Activation::kXielu && file.text("model_type", "") != "apertus") file.unsupported_member(member);
+  // The first files of Gemma name another activation than they mean.
+  const bool meant = found->second == Activation::kGelu && file.text("model_type", "") == "gemma";
+  return meant ? Activation::kGeluTanh : found->second;
 }
 
 /// A window that holds the whole context is none.
@@ -26,6 +38,13 @@ int read_window(const ConfigFile& file) {
   const int window = file.dimension("sliding_window");
   return window >= file.dimension("max_position_embeddings") ? 0 : window;
 }
+
+/// Names that transformers' classes take for each other.
+const std::vector<std::vector<const char*>> kSameMembers{
+    {"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"},
+    {"num_experts_per_tok", "moe_k", "moe_topk"},
+    {"layer_types", "layers_block_type"},
+};
 
 /// Null: there is no such family.
 const Family* find_family(const std::string& model_type) {
@@ -38,22 +57,25 @@ const Family* find_family(const std::string& model_type) {
 
 }  // namespace
 
-BlockSpec plain_block(const ConfigFile& file, const ModelConfig& config, const RopeDefaults& rope,
-                      const std::string& layer_type) {
+BlockSpec plain_block(const ConfigFile& file, const ModelConfig& config, const std::string& layer_type,
+                      bool with_alpha) {
   BlockSpec block;
   block.mixer.num_heads = config.num_attention_heads;
   block.mixer.num_kv_heads = config.num_key_value_heads;
   block.mixer.head_dim = block.mixer.value_dim = config.head_dim;
   block.mixer.softmax_scale = 1 / std::sqrt(static_cast<double>(config.head_dim));
-  block.mixer.rope = read_rope(file, layer_type, config.head_dim, rope);
+  block.mixer.rope = read_rope(file, layer_type, config.head_dim, with_alpha);
   block.mlp.activation = read_activation(file);
-  block.mlp.intermediate = file.dimension("intermediate_size");
+  if (file.of_class("intermediate_size")) block.mlp.intermediate = file.dimension("intermediate_size");
+  const Json& backwards = file.at("use_bidirectional_attention");
+  const bool of_text = !backwards.is_null() && backwards != false && backwards != "vision";
+  if (of_text && file.of_class("use_bidirectional_attention")) file.unsupported_member("use_bidirectional_attention");
+  if (!file.flag("is_causal", true)) file.unsupported_member("is_causal");
   return block;
 }
 
-BlockSpec biased_block(const ConfigFile& file, const ModelConfig& config, const RopeDefaults& rope,
-                       const std::string& layer_type) {
-  BlockSpec block = plain_block(file, config, rope, layer_type);
+BlockSpec biased_block(const ConfigFile& file, const ModelConfig& config, const std::string& layer_type) {
+  BlockSpec block = plain_block(file, config, layer_type);
   block.mixer.qkv_bias = block.mixer.output_bias = file.flag("attention_bias");
   return block;
 }
@@ -73,11 +95,11 @@ LayerTypes all_windowed(const ConfigFile& file) {
 std::vector<std::string> read_layer_types(const ConfigFile& file, const ModelConfig& config,
                                           const LayerTypes& otherwise) {
   std::vector<std::string> types;
-  if (!file.has("layer_types")) {
+  if (!file.of_class("layer_types") || !file.has("layer_types")) {
     for (int layer = 0; layer < config.num_layers; ++layer) types.push_back(otherwise(layer));
     return types;
   }
-  const Json& list = file.json().at("layer_types");
+  const Json& list = file.at("layer_types");
   if (!list.is_array() || list.size() != static_cast<std::size_t>(config.num_layers)) {
     file.refuse("member \"layer_types\" must be a list of " + plural(config.num_layers, "name"));
   }
@@ -117,7 +139,17 @@ void drop_positions(ModelConfig& config, const std::vector<std::string>& types) 
 }
 
 void check_architecture(ConfigFile& file, const std::string& model_type) {
-  if (const Family* found = find_family(model_type)) return file.use_defaults(Json::parse(found->defaults));
+  if (find_family(model_type) != nullptr) {
+    file.use_defaults(class_defaults(model_type));
+    for (const auto& names : kSameMembers) {
+      for (const char* name : names) {
+        for (const char* other : names) {
+          if (name != other) file.take_alias(name, other);
+        }
+      }
+    }
+    return;
+  }
   if (model_type.empty()) file.refuse("\"model_type\", the name of the architecture, is missing");
   std::vector<std::string> types;
   for (const auto& families : {dense_families(), expert_families()}) {

@@ -11,7 +11,8 @@
 
 namespace oscar {
 
-/// Adds what published files of this type leave out. Throws DataError that lists the supported types if this is none.
+/// Adds the members that the file leaves out, as transformers' class of this type does. Throws DataError that lists the
+/// supported types if this is none.
 void check_architecture(ConfigFile& file, const std::string& model_type);
 /// Fills config.blocks and whatever else depends on the architecture; config has the common numbers already. Throws
 /// DataError for a setting that is not supported.
@@ -20,7 +21,6 @@ void describe_architecture(const ConfigFile& file, ModelConfig& config);
 struct Family {
   const char* model_type;
   void (*describe)(const ConfigFile&, ModelConfig&);
-  const char* defaults = "{}";  // what published files of this type leave out
 };
 /// Families without experts, or with experts beside a dense MLP (families_dense.cpp).
 [[nodiscard]] std::span<const Family> dense_families();
@@ -39,13 +39,13 @@ using LayerTypes = std::function<std::string(int layer)>;
 /// All layers slide if there is a window.
 [[nodiscard]] LayerTypes all_windowed(const ConfigFile& file);
 
-/// Llama's block: RMS norms, rotary grouped-query attention, gated MLP.
-[[nodiscard]] BlockSpec plain_block(const ConfigFile& file, const ModelConfig& config, const RopeDefaults& rope,
-                                    const std::string& layer_type = kFullAttention);
+/// Llama's block: RMS norms, rotary grouped-query attention, gated MLP. with_alpha: as read_rope() has it.
+[[nodiscard]] BlockSpec plain_block(const ConfigFile& file, const ModelConfig& config,
+                                    const std::string& layer_type = kFullAttention, bool with_alpha = false);
 /// The same with biases of q, k, v and outputs as "attention_bias" says.
-[[nodiscard]] BlockSpec biased_block(const ConfigFile& file, const ModelConfig& config, const RopeDefaults& rope,
+[[nodiscard]] BlockSpec biased_block(const ConfigFile& file, const ModelConfig& config,
                                      const std::string& layer_type = kFullAttention);
-/// The type of every layer; `otherwise` tells it where the file does not.
+/// The type of every layer; `otherwise` tells it where the file does not, or the class has no such member.
 [[nodiscard]] std::vector<std::string> read_layer_types(const ConfigFile& file, const ModelConfig& config,
                                                         const LayerTypes& otherwise);
 /// Gives all layers this block, with a window in those that slide. Refuses other types of layers.
