@@ -325,6 +325,10 @@ RopeSpec read_layer_rope(const ConfigFile& file, const std::string& layer_type, 
   for (const Json& members : {all, older}) {
     if (!members.is_null() && !members.is_object()) file.refuse("RoPE's members must be an object");
   }
+  if (older.is_object() && older.contains("type") && !older.contains("rope_type")) {
+    file.refuse("\"rope_scaling\" has a \"type\", which servers read differently in this model",
+                "write \"rope_type\" in its place");
+  }
   Json own = all.is_object() ? all.value(layer_type, Json()) : Json();
   if (own.is_null()) own = Json::object();
   if (all.is_object()) (void)file.part("rope_parameters", flat_members(all));

@@ -138,7 +138,7 @@ void describe_gemma(const ConfigFile& file, ModelConfig& config) {
   const int period = third ? file.dimension("sliding_window_pattern", 1) : 2;
   BlockSpec block = biased_block(file, config);
   block.mixer.softmax_scale = 1 / std::sqrt(file.positive("query_pre_attn_scalar"));
-  block.mixer.soft_cap = file.positive("attn_logit_softcapping", 0);
+  if (!third) block.mixer.soft_cap = file.positive("attn_logit_softcapping", 0);
   block.mixer.head_norm = third ? HeadNorm::kPerHead : HeadNorm::kNone;
   norm_before_and_after(block);
   const std::vector<std::string> types = fill_blocks(file, config, block, full_every(period, kSlidingAttention));
