@@ -126,7 +126,8 @@ class FileSource : public QkvSource {
   [[nodiscard]] const CalibrationData& calibration() const override { return calibration_; }
   [[nodiscard]] const std::vector<int>& layer_ids() const override { return layout_.layer_ids; }
   [[nodiscard]] std::unique_ptr<LayerStream> open(int layer_id) override {
-    return std::make_unique<RowsStream>(std::make_shared<Rows>(read(layer_id)), path(layer_id).string());
+    const auto rows = std::make_shared<Rows>(read(layer_id));
+    return checked(std::make_unique<RowsStream>(rows, path(layer_id).string()), layer_id);
   }
 
  private:

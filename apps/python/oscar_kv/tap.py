@@ -71,7 +71,8 @@ class Tap:
         first, total = self._shard = shard or (0, 0)
         self.state = self._ops.new_state(reservoir=reservoir, seed=seed, first_kv_head=first, total_kv_heads=total)
         self._wanted = {id(module): module.layer_idx for module in model.modules()
-                        if getattr(module, "layer_idx", None) in self.layers and getattr(module, "is_causal", True)}
+                        if getattr(module, "layer_idx", None) in self.layers and hasattr(module, "config")
+                        and getattr(module, "is_causal", True)}
         if not self._wanted:
             raise ValueError(f"{type(model).__name__} has no attention modules with a layer_idx of {self.layers}")
         self._texts = _Texts()

@@ -57,6 +57,11 @@ Described describe_folder(const fs::path& model) {
   return {ConfigFile(model / "config.json"), identity};
 }
 
+bool says_no_words(const fs::path& gguf) {
+  const GgufModel model(gguf);
+  return model.metadata().text("tokenizer.ggml.model") == "gpt2" && !model.metadata().text("tokenizer.ggml.pre");
+}
+
 /// Heads are those of the layers that keep a cache.
 void settle_sizes(ModelConfig& config) {
   const MixerSpec& mixer = config.block(config.cache_layers().front()).mixer;
@@ -140,6 +145,11 @@ ModelConfig read_model_config(const fs::path& model) {
   check_quantization(file, config);
   describe_architecture(file, config);
   config.notices = file.check_members();
+  if (is_gguf(model) && says_no_words(model)) {
+    config.notices.push_back(
+        "the file does not say how text is cut into words (tokenizer.ggml.pre is missing): it is cut "
+        "as llama.cpp does then, which may be wrong");
+  }
   config.identity = identity;
   settle_sizes(config);
   return config;

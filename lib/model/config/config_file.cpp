@@ -212,7 +212,7 @@ ConfigFile rope_members(const ConfigFile& file, const std::string& layer_type) {
   const Json& members = file.at(name.c_str());
   if (members.is_null()) return file.part(name, Json::object());
   if (!members.is_object()) file.refuse("member \"" + name + "\" must be an object");
-  const auto nested = members.find(layer_type);
+  const auto nested = file.of_class("layer_types") ? members.find(layer_type) : members.end();
   const ConfigFile all = file.part(name, flat_members(members));
   return nested == members.end() || nested->is_null() ? all : file.part(name + "." + layer_type, *nested);
 }

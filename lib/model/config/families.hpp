@@ -58,6 +58,7 @@ std::vector<std::string> fill_blocks(const ConfigFile& file, ModelConfig& config
 void drop_positions(ModelConfig& config, const std::vector<std::string>& types);
 
 // Families that others differ from.
+void fill_qwen(const ConfigFile& file, ModelConfig& config, const BlockSpec& block);
 void describe_qwen2(const ConfigFile& file, ModelConfig& config);
 void describe_qwen3(const ConfigFile& file, ModelConfig& config);
 [[nodiscard]] BlockSpec hunyuan_block(const ConfigFile& file, const ModelConfig& config);

@@ -7,20 +7,19 @@
 #include "model/config/families.hpp"
 
 namespace oscar {
-namespace {
-
-/// Where windows are used: layers from max_window_layers on slide, or all if there is no such member.
+/// Where windows are used: layers from max_window_layers on, or all if there is no such member; in Qwen2-MoE every
+/// other one of those before.
 void fill_qwen(const ConfigFile& file, ModelConfig& config, const BlockSpec& block) {
-  const bool used = file.of_class("use_sliding_window") && file.flag("use_sliding_window");
+  const bool used = !file.of_class("use_sliding_window") || file.flag("use_sliding_window");
   const int first = file.dimension_or_zero("max_window_layers", 0);
-  const bool slides = used && file.has("sliding_window");
-  const auto types = fill_blocks(
-      file, config, block, [&](int layer) { return slides && layer >= first ? kSlidingAttention : kFullAttention; });
+  const bool slides = file.has("sliding_window") && used, alternates = config.model_type == "qwen2_moe";
+  const auto types = fill_blocks(file, config, block, [&](int layer) {
+    const bool own = alternates ? layer % 2 == 0 && layer < first : layer >= first;
+    return slides && own ? kSlidingAttention : kFullAttention;
+  });
   const bool unused = !slides && std::ranges::find(types, kSlidingAttention) != types.end();
   if (unused) file.unsupported("a layer that slides without \"use_sliding_window\"");
 }
-
-}  // namespace
 
 void describe_qwen2(const ConfigFile& file, ModelConfig& config) {
   BlockSpec block = plain_block(file, config);
@@ -178,7 +177,8 @@ void describe_exaone4(const ConfigFile& file, ModelConfig& config) {
 /// SmolLM3: Llama, but some layers have no positions.
 void describe_smollm3(const ConfigFile& file, ModelConfig& config) {
   describe_llama(file, config);
-  if (file.flag("use_sliding_window")) file.unsupported_member("use_sliding_window");
+  if (file.flag("use_sliding_window") && file.has("sliding_window")) file.unsupported_member("use_sliding_window");
+  (void)file.at("sliding_window");  // of no use then
   const Json& turning = file.at("no_rope_layers");
   const int interval = file.dimension("no_rope_layer_interval");
   for (int layer = 0; layer < config.num_layers; ++layer) {

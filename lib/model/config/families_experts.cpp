@@ -122,7 +122,7 @@ void describe_dots1(const ConfigFile& file, ModelConfig& config) {
   BlockSpec block = biased_block(file, config);
   block.mixer.head_norm = HeadNorm::kPerHead;
   block.mlp.experts = grouped_experts(file);
-  fill_blocks(file, config, block);
+  fill_qwen(file, config, block);
   keep_first_dense(file, config);
 }
 
