@@ -95,14 +95,15 @@ void read_sizes(const ConfigFile& file, ModelConfig& config) {
   config.num_layers = file.dimension("num_hidden_layers");
   config.num_attention_heads = file.dimension("num_attention_heads");
   config.num_key_value_heads = file.dimension("num_key_value_heads", config.num_attention_heads);
-  if (!file.has("head_dim") && config.hidden_size % config.num_attention_heads != 0) {
+  const char* own = file.has("qk_rope_head_dim") ? "qk_rope_head_dim" : "head_dim";
+  if (!file.has(own) && config.hidden_size % config.num_attention_heads != 0) {
     file.refuse("hidden_size is not a multiple of num_attention_heads and there is no head_dim");
   }
-  config.head_dim = file.dimension("head_dim", config.hidden_size / config.num_attention_heads);
+  config.head_dim = file.dimension(own, config.hidden_size / config.num_attention_heads);
   config.vocab_size = file.dimension("vocab_size");
   config.max_position_embeddings = file.dimension("max_position_embeddings");
   for (const char* name : {"rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps"}) {
-    if (file.of_class(name)) config.rms_norm_eps = file.positive(name);
+    if (file.has(name)) config.rms_norm_eps = file.positive(name);
   }
   config.tie_word_embeddings = file.flag("tie_word_embeddings");
   config.own_head = !config.tie_word_embeddings;
@@ -135,7 +136,7 @@ ModelConfig read_model_config(const fs::path& model) {
   auto [file, identity] = is_gguf(model) ? describe_gguf(model) : describe_folder(model);
   ModelConfig config;
   config.model_type = file.text("model_type", "");
-  is_gguf(model) ? file.use_defaults(file.all()) : check_architecture(file, config.model_type);
+  is_gguf(model) ? file.use_members(file.all()) : check_architecture(file, config.model_type);
   config.torch_dtype = file.text("dtype", file.text("torch_dtype", "float32"));
   constexpr std::array<const char*, 3> kTypes{"float32", "float16", "bfloat16"};
   if (std::find(kTypes.begin(), kTypes.end(), config.torch_dtype) == kTypes.end()) {

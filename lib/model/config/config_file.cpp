@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "model/config/config_file.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <string_view>
 
@@ -8,9 +9,31 @@
 #include "base/files.hpp"
 
 namespace oscar {
+
+/// The text of class_members.json.
+[[nodiscard]] std::string_view class_members_source();
+
 namespace {
 
 constexpr int kMaxDimension = 1 << 24;  // beyond any model; keeps products of two dimensions inside 64 bits
+
+/// What transformers' config classes know.
+const Json& class_table() {
+  static const Json table = Json::parse(class_members_source());
+  return table;
+}
+
+/// Whether a name is of training, generation or publishing, or of what lies outside the layers.
+bool cannot_matter(std::string_view name) {
+  return std::ranges::any_of(class_table().at("harmless"), [&](const Json& entry) {
+    const std::string_view known = entry.get_ref<const std::string&>();
+    if (known.front() == '*') return name.ends_with(known.substr(1));
+    return known.back() == '*' ? name.starts_with(known.substr(0, known.size() - 1)) : name == known;
+  });
+}
+
+/// Whether a value switches nothing on.
+bool is_off(const Json& value) { return value.is_null() || value == false || (value.is_structured() && value.empty()); }
 
 }  // namespace
 
@@ -38,22 +61,28 @@ ConfigFile ConfigFile::part(const std::string& name, Json members) const {
   return inner;
 }
 
-void ConfigFile::use_defaults(const Json& members) {
-  defaults_ = members;
-  for (const auto& [name, value] : members.items()) {
-    if (!json_.contains(name) || (value.is_object() && json_.at(name).is_null())) json_[name] = value;
+void ConfigFile::use_class(const std::string& model_type) {
+  const std::string own = class_table().at("same_class").value(model_type, model_type);
+  for (const auto& [other, member] : class_table().at("same_name").value(own, Json::object()).items()) {
+    if (!has(other.c_str())) continue;
+    const auto& name = member.get_ref<const std::string&>();
+    if (json_.contains(name) && json_.at(name) != json_.at(other)) {
+      refuse("members \"" + name + "\" and \"" + other + "\" are one thing, and differ",
+             "take out the one that is not true");
+    }
+    json_[name] = json_.at(other);
+    json_.erase(other);
   }
+  use_members(class_table().at("members").at(own));
 }
 
-void ConfigFile::take_alias(const char* name, const char* other) {
-  if (!of_class(name) || of_class(other) || !json_.contains(other)) return;
-  const Json told = json_.at(other);
-  json_.erase(other);
-  if (json_.at(name) != defaults_.at(name) && json_.at(name) != told) {
-    refuse("members \"" + std::string(name) + "\" and \"" + other + "\" are one thing, and differ",
-           "take out the one that is not true");
+void ConfigFile::use_members(const Json& members) {
+  class_ = members;
+  const Json told = std::exchange(json_, members);
+  for (const auto& [name, value] : told.items()) {
+    if (class_value(name.c_str()).is_object() && value.is_null()) continue;
+    (members.contains(name) || cannot_matter(name) ? json_ : unknown_)[name] = value;
   }
-  json_[name] = told;
 }
 
 const Json& ConfigFile::at(const char* name) const {
@@ -103,87 +132,25 @@ void ConfigFile::unsupported_member(const std::string& name) const {
   unsupported("\"" + prefix_ + name + "\": " + at(name.c_str()).dump() + " in this model");
 }
 
-namespace {
-
-/// Members that say how a model was trained, is generated with or is published, or what lies outside its layers.
-bool cannot_matter(std::string_view name) {
-  static const std::set<std::string_view> names{"architectures",
-                                                "auto_map",
-                                                "aux_loss_alpha",
-                                                "cache_implementation",
-                                                "chunk_size_feed_forward",
-                                                "do_sample",
-                                                "dtype",
-                                                "eoi_token_index",
-                                                "ep_size",
-                                                "id2label",
-                                                "initializer_range",
-                                                "is_encoder_decoder",
-                                                "label2id",
-                                                "max_length",
-                                                "max_sequence_length",
-                                                "model_max_length",
-                                                "model_type",
-                                                "moe_norm_min",
-                                                "mrope_interleaved",
-                                                "mrope_section",
-                                                "num_mtp_layers",
-                                                "num_nextn_predict_layers",
-                                                "output_attentions",
-                                                "output_hidden_states",
-                                                "output_router_logits",
-                                                "pretraining_tp",
-                                                "problem_type",
-                                                "quantization_config",
-                                                "repetition_penalty",
-                                                "return_dict",
-                                                "rope_type",
-                                                "router_aux_loss_coef",
-                                                "router_jitter_noise",
-                                                "seq_aux",
-                                                "temperature",
-                                                "time_step_limit",
-                                                "tokenizer_class",
-                                                "top_p",
-                                                "torch_dtype",
-                                                "transformers.js_config",
-                                                "transformers_version",
-                                                "type",
-                                                "unsloth_fixed",
-                                                "unsloth_version",
-                                                "use_cache",
-                                                "vision_config"};
-  const auto ends = [&](std::string_view end) { return name.ends_with(end); };
-  const auto begins = [&](std::string_view begin) { return name.starts_with(begin); };
-  return names.contains(name) || ends("_token_id") || ends("dropout") || ends("_pdrop") || begins("_") ||
-         begins("mamba_") || begins("mtp_");
-}
-
-/// Whether a member that the class does not know switches nothing on.
-bool is_off(const Json& value) { return value.is_null() || value == false || (value.is_structured() && value.empty()); }
-
-}  // namespace
-
-void ConfigFile::list_unread(const std::string& prefix, const Json& members, std::string& unknown) const {
-  for (const auto& [name, value] : members.items()) {
-    const auto known = prefix.empty() ? defaults_.find(name) : defaults_.end();
-    if (log_->read.contains(prefix + name) || cannot_matter(name)) continue;
-    if (known == defaults_.end() ? is_off(value) : *known == value) continue;
-    if (known != defaults_.end()) unsupported_member(name);
-    unknown += (unknown.empty() ? "\"" : ", \"") + prefix + name + "\"";
-  }
-}
-
 std::vector<std::string> ConfigFile::check_members() const {
-  std::string unknown;
-  list_unread("", json_, unknown);
-  for (const auto& [prefix, members] : log_->parts) list_unread(prefix, members, unknown);
-  if (!unknown.empty()) {
-    notice("not read, for models of this type have no such member in transformers: " + unknown + " (" + path_ + ")");
+  for (const auto& [name, value] : class_.items()) {
+    const Json& own = json_.at(name);
+    if (!log_->read.contains(name) && own != value && !(is_off(own) && is_off(value))) unsupported_member(name);
+    if (outer_.contains(name) && outer_.at(name) != own) {
+      notice("\"" + name + "\" is taken from \"text_config\"; what stands outside differs (" + path_ + ")");
+    }
   }
-  for (const auto& [name, value] : defaults_.items()) {
-    if (!outer_.contains(name) || outer_.at(name) == json_.at(name)) continue;
-    notice("\"" + name + "\" is taken from \"text_config\"; what stands outside differs (" + path_ + ")");
+  std::string unread;
+  const auto list = [&](const std::string& prefix, const Json& members) {
+    for (const auto& [name, value] : members.items()) {
+      if (log_->read.contains(prefix + name) || cannot_matter(name) || is_off(value)) continue;
+      unread += (unread.empty() ? "\"" : ", \"") + prefix + name + "\"";
+    }
+  };
+  list("", unknown_);
+  for (const auto& [prefix, members] : log_->parts) list(prefix, members);
+  if (!unread.empty()) {
+    notice("not read, for models of this type have no such member in transformers: " + unread + " (" + path_ + ")");
   }
   return log_->notices;
 }
@@ -205,7 +172,7 @@ Json flat_members(const Json& members) {
 /// Where both stand in a file, transformers takes "rope_scaling" and forgets the other.
 ConfigFile rope_members(const ConfigFile& file, const std::string& layer_type) {
   const bool older = file.has("rope_scaling") && !file.at("rope_scaling").empty();
-  if (older && file.has("rope_parameters") && file.differs("rope_parameters")) {
+  if (older && file.has("rope_parameters") && file.at("rope_parameters") != file.class_value("rope_parameters")) {
     file.notice("\"rope_scaling\" is taken, as transformers does; \"rope_parameters\", which stands beside it, is not");
   }
   const std::string name = older ? "rope_scaling" : "rope_parameters";
@@ -275,7 +242,7 @@ RopeSpec rope_of(const ConfigFile& file, const ConfigFile& in, int head_dim, dou
   // Its base grows with texts that are longer than the context, which are refused.
   if (rope.type == "dynamic" && !in.has("alpha")) rope.type = "default";
   const bool parts = file.of_class("partial_rotary_factor") || rope.type == "proportional";
-  const double turning = file.of_class("rotary_dim") ? file.dimension("rotary_dim", head_dim) / (1.0 * head_dim) : 1;
+  const double turning = file.dimension("rotary_dim", head_dim) / (1.0 * head_dim);
   const double partial =
       parts ? in.positive("partial_rotary_factor", file.positive("partial_rotary_factor", turning)) : 1;
   if (partial > 1) file.refuse("member \"partial_rotary_factor\" must be at most 1");

@@ -22,15 +22,15 @@ class ConfigFile {
   /// Takes a document that does not lie in a file of its own. where: names it in errors.
   ConfigFile(Json document, std::string where);
 
-  /// Adds the members that the file lacks. These are the members of its class: of_class() knows no others.
-  void use_defaults(const Json& members);
-  /// Whether the class of the file's model type has such a member. Others stand in files and mean nothing.
-  [[nodiscard]] bool of_class(const char* name) const { return defaults_.contains(name); }
-  /// Whether a member has another value than its class gives.
-  [[nodiscard]] bool differs(const char* name) const { return at(name) != defaults_.value(name, Json()); }
-  /// Gives the member `name` of the class the value that the file tells under `other`. Throws DataError if both stand
-  /// there and differ.
-  void take_alias(const char* name, const char* other);
+  /// Takes the file for one of this model type: what it leaves out has the value of transformers' class, and what the
+  /// class does not know is not read (class_members.json). Throws DataError if it tells one thing by two names that
+  /// differ.
+  void use_class(const std::string& model_type);
+  /// The same with these members of a class.
+  void use_members(const Json& members);
+  /// Returns the value that the class gives; null if it has no such member.
+  [[nodiscard]] Json class_value(const char* name) const { return class_.value(name, Json()); }
+  [[nodiscard]] bool of_class(const char* name) const { return class_.contains(name); }
 
   /// Returns a member, null if there is none. What is asked for here and below counts as read.
   [[nodiscard]] const Json& at(const char* name) const;
@@ -56,9 +56,8 @@ class ConfigFile {
 
   /// Says of what stands in two places which is taken.
   void notice(const std::string& text) const { log_->notices.push_back(text); }
-  /// Returns what was said, and one notice of members that nothing read and the class does not know either. Throws
-  /// DataError for a member of the class that nothing read and that has another value than the class gives, unless it
-  /// cannot change what a model computes.
+  /// Returns what was said, and one notice of members that the class does not know. Throws DataError for a member of the
+  /// class that nothing read and that has another value than the class gives.
   [[nodiscard]] std::vector<std::string> check_members() const;
 
   [[noreturn]] void refuse(const std::string& what, const std::string& remedy = "fetch the checkpoint again") const;
@@ -73,15 +72,11 @@ class ConfigFile {
     std::vector<std::string> notices;
     std::map<std::string, Json> parts;  // by name: objects in the file some of whose members were read
   };
-  void list_unread(const std::string& prefix, const Json& members, std::string& unknown) const;
 
   std::string path_, prefix_;
-  Json json_, outer_, defaults_ = Json::object();
+  Json json_, outer_, unknown_, class_ = Json::object();
   std::shared_ptr<Log> log_ = std::make_shared<Log>();
 };
-
-/// What transformers' config classes take for members that a config.json leaves out (defaults.cpp).
-[[nodiscard]] Json class_defaults(const std::string& model_type);
 
 /// Returns what the file says of rotary embeddings in layers of this type.
 [[nodiscard]] ConfigFile rope_members(const ConfigFile& file, const std::string& layer_type);

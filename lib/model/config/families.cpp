@@ -23,7 +23,7 @@ Activation read_activation(const ConfigFile& file) {
       {"relu2", Activation::kSquaredRelu},
       {"xielu", Activation::kXielu},
   });
-  const char* member = file.of_class("hidden_activation") ? "hidden_activation" : "hidden_act";
+  const char* member = file.has("hidden_activation") ? "hidden_activation" : "hidden_act";
   const std::string name = file.text(member, "");
   const auto* const found = std::ranges::find(kNames, name, &std::pair<std::string_view, Activation>::first);
   if (found == kNames.end()) file.unsupported_member(member);
@@ -38,13 +38,6 @@ int read_window(const ConfigFile& file) {
   const int window = file.dimension("sliding_window");
   return window >= file.dimension("max_position_embeddings") ? 0 : window;
 }
-
-/// Names that transformers' classes take for each other.
-const std::vector<std::vector<const char*>> kSameMembers{
-    {"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"},
-    {"num_experts_per_tok", "moe_k", "moe_topk"},
-    {"layer_types", "layers_block_type"},
-};
 
 /// Null: there is no such family.
 const Family* find_family(const std::string& model_type) {
@@ -66,11 +59,7 @@ BlockSpec plain_block(const ConfigFile& file, const ModelConfig& config, const s
   block.mixer.softmax_scale = 1 / std::sqrt(static_cast<double>(config.head_dim));
   block.mixer.rope = read_rope(file, layer_type, config.head_dim, with_alpha);
   block.mlp.activation = read_activation(file);
-  if (file.of_class("intermediate_size")) block.mlp.intermediate = file.dimension("intermediate_size");
-  const Json& backwards = file.at("use_bidirectional_attention");
-  const bool of_text = !backwards.is_null() && backwards != false && backwards != "vision";
-  if (of_text && file.of_class("use_bidirectional_attention")) file.unsupported_member("use_bidirectional_attention");
-  if (!file.flag("is_causal", true)) file.unsupported_member("is_causal");
+  if (file.has("intermediate_size")) block.mlp.intermediate = file.dimension("intermediate_size");
   return block;
 }
 
@@ -95,7 +84,7 @@ LayerTypes all_windowed(const ConfigFile& file) {
 std::vector<std::string> read_layer_types(const ConfigFile& file, const ModelConfig& config,
                                           const LayerTypes& otherwise) {
   std::vector<std::string> types;
-  if (!file.of_class("layer_types") || !file.has("layer_types")) {
+  if (!file.has("layer_types")) {
     for (int layer = 0; layer < config.num_layers; ++layer) types.push_back(otherwise(layer));
     return types;
   }
@@ -139,17 +128,7 @@ void drop_positions(ModelConfig& config, const std::vector<std::string>& types) 
 }
 
 void check_architecture(ConfigFile& file, const std::string& model_type) {
-  if (find_family(model_type) != nullptr) {
-    file.use_defaults(class_defaults(model_type));
-    for (const auto& names : kSameMembers) {
-      for (const char* name : names) {
-        for (const char* other : names) {
-          if (name != other) file.take_alias(name, other);
-        }
-      }
-    }
-    return;
-  }
+  if (find_family(model_type) != nullptr) return file.use_class(model_type);
   if (model_type.empty()) file.refuse("\"model_type\", the name of the architecture, is missing");
   std::vector<std::string> types;
   for (const auto& families : {dense_families(), expert_families()}) {

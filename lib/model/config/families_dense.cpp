@@ -10,7 +10,7 @@ namespace oscar {
 /// Where windows are used: layers from max_window_layers on, or all if there is no such member; in Qwen2-MoE every
 /// other one of those before.
 void fill_qwen(const ConfigFile& file, ModelConfig& config, const BlockSpec& block) {
-  const bool used = !file.of_class("use_sliding_window") || file.flag("use_sliding_window");
+  const bool used = file.flag("use_sliding_window", true);
   const int first = file.dimension_or_zero("max_window_layers", 0);
   const bool slides = file.has("sliding_window") && used, alternates = config.model_type == "qwen2_moe";
   const auto types = fill_blocks(file, config, block, [&](int layer) {
@@ -160,7 +160,7 @@ void describe_olmo(const ConfigFile& file, ModelConfig& config) {
   norm_what_is_added(block);
   block.mixer.head_norm = HeadNorm::kAllHeads;
   const std::vector<std::string> types = fill_blocks(file, config, block, full_every(third ? 4 : 1, kSlidingAttention));
-  if (third) turn_by_layer(file, config, types, class_defaults(config.model_type).at("rope_theta").get<double>());
+  if (third) turn_by_layer(file, config, types, file.class_value("rope_theta").get<double>());
 }
 
 /// EXAONE 4: as OLMo, with norms of each head; between sliding layers, those that see all have no positions.
@@ -177,8 +177,7 @@ void describe_exaone4(const ConfigFile& file, ModelConfig& config) {
 /// SmolLM3: Llama, but some layers have no positions.
 void describe_smollm3(const ConfigFile& file, ModelConfig& config) {
   describe_llama(file, config);
-  if (file.flag("use_sliding_window") && file.has("sliding_window")) file.unsupported_member("use_sliding_window");
-  (void)file.at("sliding_window");  // of no use then
+  if (!file.flag("use_sliding_window")) (void)file.at("sliding_window");  // which is of no use then
   const Json& turning = file.at("no_rope_layers");
   const int interval = file.dimension("no_rope_layer_interval");
   for (int layer = 0; layer < config.num_layers; ++layer) {
@@ -191,7 +190,6 @@ void describe_smollm3(const ConfigFile& file, ModelConfig& config) {
 /// Command R and R7B, Command A: norms that subtract the mean, MLP and attention side by side, interleaved positions,
 /// which the layers that see all lack where others slide.
 void describe_cohere(const ConfigFile& file, ModelConfig& config) {
-  if (file.of_class("use_qk_norm") && file.flag("use_qk_norm")) file.unsupported_member("use_qk_norm");
   const bool second = config.model_type == "cohere2";
   config.layer_norm = true;
   config.logit_scale = file.positive("logit_scale");
@@ -212,7 +210,7 @@ void describe_granite(const ConfigFile& file, ModelConfig& config) {
   BlockSpec block = biased_block(file, config);
   block.residual_scale = file.positive("residual_multiplier");
   block.mixer.softmax_scale = file.positive("attention_multiplier");
-  block.mlp.bias = file.of_class("mlp_bias") && file.flag("mlp_bias");
+  block.mlp.bias = file.flag("mlp_bias");
   if (fourth) {
     if (file.dimension_or_zero("num_local_experts", 0) != 0) file.unsupported("\"num_local_experts\" in this model");
     block.mlp.intermediate = file.dimension("shared_intermediate_size");
@@ -334,6 +332,7 @@ ExpertsSpec read_experts(const ConfigFile& file) {
 /// larger heads whose keys may serve as values, scores that are not divided, and a factor on what each layer leaves.
 void describe_gemma4(const ConfigFile& file, ModelConfig& config) {
   scale_embeddings(config);
+  if (file.at("use_bidirectional_attention") == "all") file.unsupported_member("use_bidirectional_attention");
   config.logit_soft_cap = file.positive("final_logit_softcapping", 0);
   std::vector<std::string> types = read_layer_types(file, config, full_every(6, kSlidingAttention));
   types.back() = kFullAttention;

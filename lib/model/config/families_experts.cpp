@@ -10,7 +10,6 @@ namespace {
 
 /// Which of the layers have experts: a list of exceptions, and every n-th.
 bool sparse_layer(const ConfigFile& file, int layer) {
-  if (!file.of_class("mlp_only_layers")) return true;
   for (const Json& dense : file.at("mlp_only_layers")) {
     if (dense == layer) return false;
   }
@@ -33,15 +32,12 @@ void keep_first_dense(const ConfigFile& file, ModelConfig& config) {
 
 ExpertsSpec qwen_experts(const ConfigFile& file) {
   ExpertsSpec experts;
-  experts.count = file.of_class("num_experts") ? file.dimension_or_zero("num_experts", 0) : 0;
+  experts.count = file.dimension_or_zero("num_experts", 0);
   if (experts.count == 0) return experts;
   experts.top_k = file.dimension("num_experts_per_tok");
-  const bool own = file.of_class("moe_intermediate_size");
-  experts.intermediate = file.dimension(own ? "moe_intermediate_size" : "intermediate_size");
-  experts.normalize = !file.of_class("norm_topk_prob") || file.flag("norm_topk_prob");
-  if (file.of_class("shared_expert_intermediate_size")) {
-    experts.shared_intermediate = file.dimension_or_zero("shared_expert_intermediate_size", 0);
-  }
+  experts.intermediate = file.dimension(file.has("moe_intermediate_size") ? "moe_intermediate_size" : "intermediate_size");
+  experts.normalize = file.flag("norm_topk_prob", true);
+  experts.shared_intermediate = file.dimension_or_zero("shared_expert_intermediate_size", 0);
   if (experts.shared_intermediate > 0) {
     experts.shared = "mlp.shared_expert";
     experts.shared_gate = "mlp.shared_expert_gate";
@@ -194,7 +190,6 @@ void describe_qwen_hybrid(const ConfigFile& file, ModelConfig& config) {
 
 /// OLMoE: queries and keys of all heads are normed at once.
 void describe_olmoe(const ConfigFile& file, ModelConfig& config) {
-  if (file.has("clip_qkv")) file.unsupported_member("clip_qkv");
   BlockSpec block = biased_block(file, config);
   block.mixer.head_norm = HeadNorm::kAllHeads;
   block.mlp.experts = qwen_experts(file);
@@ -218,7 +213,6 @@ void describe_hunyuan_moe(const ConfigFile& file, ModelConfig& config) {
 /// ERNIE 4.5: softmax scores, with a bias for the choice.
 void describe_ernie_moe(const ConfigFile& file, ModelConfig& config) {
   BlockSpec block = ernie_block(file, config);
-  if (file.flag("use_bias")) file.unsupported_member("use_bias");
   ExpertsSpec& experts = block.mlp.experts;
   experts.count = file.dimension("moe_num_experts");
   experts.top_k = file.dimension("moe_k");
@@ -236,10 +230,6 @@ void describe_ernie_moe(const ConfigFile& file, ModelConfig& config) {
 
 /// Multi-head latent attention; the cache is the latent and one rotated key.
 void describe_deepseek_v3(const ConfigFile& file, ModelConfig& config) {
-  if (file.dimension("head_dim", file.dimension("qk_rope_head_dim")) != file.dimension("qk_rope_head_dim")) {
-    file.unsupported("a \"head_dim\" that is not \"qk_rope_head_dim\"");
-  }
-  config.head_dim = file.dimension("qk_rope_head_dim");
   BlockSpec block = plain_block(file, config);
   MixerSpec& m = block.mixer;
   m.kind = MixerKind::kLatentAttention;
@@ -247,8 +237,10 @@ void describe_deepseek_v3(const ConfigFile& file, ModelConfig& config) {
   m.query_latent_dim = file.dimension("q_lora_rank", 0);
   m.nope_dim = file.dimension("qk_nope_head_dim");
   m.head_value_dim = file.dimension("v_head_dim");
+  const int whole = m.nope_dim + config.head_dim;
+  if (file.dimension("qk_head_dim", whole) != whole) file.unsupported_member("qk_head_dim");
   m.latent_bias = file.flag("attention_bias");
-  m.rope.interleaved = m.rope.split_pairs = file.of_class("rope_interleave") && file.flag("rope_interleave");
+  m.rope.interleaved = m.rope.split_pairs = file.flag("rope_interleave");
   m.num_kv_heads = 1;
   m.head_dim = m.latent_dim + m.rope.dim;
   m.value_dim = m.latent_dim;
