@@ -205,7 +205,7 @@ class FolderSource : public QkvSource {
     Status& listener = is_first_opening(layer_id) ? status_ : silent;
     std::vector<DumpChunk> chunks = limited(index_.chunks(layer_id, listener), limits_);
     require_same_tokens(chunks, first_layer_);
-    return checked(std::make_unique<FolderStream>(std::move(chunks)), layer_id);
+    return std::make_unique<FolderStream>(std::move(chunks));
   }
 
  private:

@@ -220,7 +220,7 @@ class Source : public LiveSource {
     const auto rows = std::make_shared<const LayerRows>(layer_id, shape_of(layer_id), slots_, runner_);
     const auto place = [&](std::size_t s) { return rows->at(slots_[s]); };
     pass_->capture(place, !to_the_end_ && layer_id == layer_ids_.back());
-    return checked(std::make_unique<RowsInMemory>(rows), layer_id);
+    return std::make_unique<RowsInMemory>(rows);
   }
 
   void wait_until_ready() override {

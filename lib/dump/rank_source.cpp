@@ -126,8 +126,7 @@ class FileSource : public QkvSource {
   [[nodiscard]] const CalibrationData& calibration() const override { return calibration_; }
   [[nodiscard]] const std::vector<int>& layer_ids() const override { return layout_.layer_ids; }
   [[nodiscard]] std::unique_ptr<LayerStream> open(int layer_id) override {
-    const auto rows = std::make_shared<Rows>(read(layer_id));
-    return checked(std::make_unique<RowsStream>(rows, path(layer_id).string()), layer_id);
+    return std::make_unique<RowsStream>(std::make_shared<Rows>(read(layer_id)), path(layer_id).string());
   }
 
  private:

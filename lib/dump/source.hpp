@@ -47,11 +47,6 @@ class QkvSource {
   [[nodiscard]] virtual std::unique_ptr<LayerStream> open(int layer_id) = 0;
 };
 
-/// Returns a stream of `rows` that throws DataError, naming layer and head, for a chunk in which all rows of a KV head
-/// are zero or nearly so, or a value of any head is so large that sums of squares overflow. No model computes such
-/// rows, and nothing can be fitted to them. Values that are not finite are left to others.
-[[nodiscard]] std::unique_ptr<LayerStream> checked(std::unique_ptr<LayerStream> rows, int layer_id);
-
 /// Returns how many tokens each sequence of a layer has. Leaves the stream at its end.
 [[nodiscard]] std::vector<std::int64_t> sequence_lengths(LayerStream& stream);
 

@@ -56,8 +56,8 @@ class ConfigFile {
 
   /// Says of what stands in two places which is taken.
   void notice(const std::string& text) const { log_->notices.push_back(text); }
-  /// Returns what was said, and one notice of members that the class does not know. Throws DataError for a member of the
-  /// class that nothing read and that has another value than the class gives.
+  /// Returns what was said, and one notice of members that the class does not know. Throws DataError for a member of
+  /// the class that nothing read and that has another value than the class gives.
   [[nodiscard]] std::vector<std::string> check_members() const;
 
   [[noreturn]] void refuse(const std::string& what, const std::string& remedy = "fetch the checkpoint again") const;

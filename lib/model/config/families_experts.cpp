@@ -35,7 +35,8 @@ ExpertsSpec qwen_experts(const ConfigFile& file) {
   experts.count = file.dimension_or_zero("num_experts", 0);
   if (experts.count == 0) return experts;
   experts.top_k = file.dimension("num_experts_per_tok");
-  experts.intermediate = file.dimension(file.has("moe_intermediate_size") ? "moe_intermediate_size" : "intermediate_size");
+  experts.intermediate =
+      file.dimension(file.has("moe_intermediate_size") ? "moe_intermediate_size" : "intermediate_size");
   experts.normalize = file.flag("norm_topk_prob", true);
   experts.shared_intermediate = file.dimension_or_zero("shared_expert_intermediate_size", 0);
   if (experts.shared_intermediate > 0) {

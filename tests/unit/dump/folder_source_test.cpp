@@ -216,23 +216,4 @@ TEST_CASE("layers of ranks have fingerprints too, and a layer without files has 
   CHECK(fingerprint_layers(folder.path(), kLayers).at(3) != prints.at(3));
 }
 
-TEST_CASE("rows that no model computes are refused with layer and head") {
-  const auto refused = [](const char* part, DType dtype, float value, const char* reason) {
-    const test::TemporaryFolder folder;
-    const fs::path layer = folder / "layer_3";
-    write_chunk(layer, 1, {5});
-    Tensor rows = ramp(5, 2, 4);
-    for (std::size_t i = 0; i < rows.values<float>().size(); ++i) {
-      if (i / 4 % 2 == 1) rows.values<float>()[i] = value;
-    }
-    for (const char* side : {"k", "v"}) write_pt(layer / side / "1.pt", {ramp(5, 2, 4)});
-    write_pt(layer / part / "1.pt", {convert(rows, dtype)});
-    CHECK_ERROR(open_and_read(folder.path()), DataError, reason);
-  };
-  refused("k", DType::kF32, 0, "layer 3, k of head 1: all rows are zero");
-  refused("v", DType::kF32, 1e-40F, "layer 3, v of head 1: all rows are below 1e-18");
-  refused("q", DType::kF32, 2e18F, "layer 3, q of head 1: a value is beyond 1e18");
-  refused("q", DType::kBF16, -3e38F, "layer 3, q of head 1: a value is beyond 1e18");
-}
-
 }  // namespace oscar
