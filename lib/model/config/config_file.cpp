@@ -63,7 +63,8 @@ ConfigFile ConfigFile::part(const std::string& name, Json members) const {
 
 void ConfigFile::use_class(const std::string& model_type) {
   const std::string own = class_table().at("same_class").value(model_type, model_type);
-  for (const auto& [other, member] : class_table().at("same_name").value(own, Json::object()).items()) {
+  const Json same_names = class_table().at("same_name").value(own, Json::object());
+  for (const auto& [other, member] : same_names.items()) {
     if (!has(other.c_str())) continue;
     const auto& name = member.get_ref<const std::string&>();
     if (json_.contains(name) && json_.at(name) != json_.at(other)) {
@@ -76,12 +77,12 @@ void ConfigFile::use_class(const std::string& model_type) {
   use_members(class_table().at("members").at(own));
 }
 
-void ConfigFile::use_members(const Json& members) {
-  class_ = members;
-  const Json told = std::exchange(json_, members);
+void ConfigFile::use_members(Json members) {
+  class_ = std::move(members);
+  const Json told = std::exchange(json_, class_);
   for (const auto& [name, value] : told.items()) {
     if (class_value(name.c_str()).is_object() && value.is_null()) continue;
-    (members.contains(name) || cannot_matter(name) ? json_ : unknown_)[name] = value;
+    (of_class(name.c_str()) || cannot_matter(name) ? json_ : unknown_)[name] = value;
   }
 }
 

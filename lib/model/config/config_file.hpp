@@ -27,7 +27,7 @@ class ConfigFile {
   /// differ.
   void use_class(const std::string& model_type);
   /// The same with these members of a class.
-  void use_members(const Json& members);
+  void use_members(Json members);
   /// Returns the value that the class gives; null if it has no such member.
   [[nodiscard]] Json class_value(const char* name) const { return class_.value(name, Json()); }
   [[nodiscard]] bool of_class(const char* name) const { return class_.contains(name); }

@@ -169,8 +169,9 @@ void describe_exaone4(const ConfigFile& file, ModelConfig& config) {
   BlockSpec block = plain_block(file, config);
   norm_what_is_added(block);
   block.mixer.head_norm = HeadNorm::kPerHead;
-  const int period = slides ? file.dimension("sliding_window_pattern") : 1;
-  const std::vector<std::string> types = fill_blocks(file, config, block, full_every(period, kSlidingAttention));
+  const int period = file.dimension("sliding_window_pattern", 1);
+  const std::vector<std::string> types =
+      fill_blocks(file, config, block, full_every(slides ? period : 1, kSlidingAttention));
   if (slides) drop_positions(config, types);
 }
 
@@ -212,7 +213,8 @@ void describe_granite(const ConfigFile& file, ModelConfig& config) {
   block.mixer.softmax_scale = file.positive("attention_multiplier");
   block.mlp.bias = file.flag("mlp_bias");
   if (fourth) {
-    if (file.dimension_or_zero("num_local_experts", 0) != 0) file.unsupported("\"num_local_experts\" in this model");
+    if (file.dimension_or_zero("num_local_experts", 0) != 0) file.unsupported_member("num_local_experts");
+    (void)file.at("num_experts_per_tok");  // of none
     block.mlp.intermediate = file.dimension("shared_intermediate_size");
     block.mlp.fused = "shared_mlp.input_linear";
     block.mlp.down = "shared_mlp.output_linear";

@@ -136,6 +136,7 @@ void describe_glm4_moe(const ConfigFile& file, ModelConfig& config) {
 /// Sinks, every second layer slides, experts with biases, in four-bit floats as published.
 void describe_gpt_oss(const ConfigFile& file, ModelConfig& config) {
   BlockSpec block = plain_block(file, config);
+  if (block.mlp.activation != Activation::kSilu) file.unsupported_member("hidden_act");
   block.mixer.sinks = true;
   block.mixer.qkv_bias = block.mixer.output_bias = file.flag("attention_bias");
   block.mlp.activation = Activation::kClampedSwish;

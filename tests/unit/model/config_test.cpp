@@ -110,6 +110,7 @@ TEST_CASE("Kimi K2 is described as DeepSeek-V3") {
                                           {"qk_rope_head_dim", 8},
                                           {"qk_nope_head_dim", 16},
                                           {"v_head_dim", 12},
+                                          {"head_dim", nullptr},
                                           {"n_routed_experts", 8},
                                           {"num_experts_per_tok", 2},
                                           {"moe_intermediate_size", 32},
@@ -130,7 +131,7 @@ TEST_CASE("settings that the other families do not know are refused by name") {
     CHECK_ERROR(read_model_config(folder.with(changes)), DataError, reason);
   };
   refused({{"model_type", "cohere"}, {"use_qk_norm", true}}, "\"use_qk_norm\": true");
-  refused({{"model_type", "granitemoehybrid"}}, "\"num_local_experts\" in this model");
+  refused({{"model_type", "granitemoehybrid"}}, "\"num_local_experts\": 8 in this model");
   refused({{"model_type", "granitemoehybrid"}, {"num_local_experts", 0}}, "\"linear_attention\" in this model");
   refused({{"model_type", "olmo2"}, {"hidden_act", "mish"}}, "\"hidden_act\": \"mish\"");
   refused({{"is_causal", false}}, "\"is_causal\": false");
@@ -166,7 +167,8 @@ TEST_CASE("what is missing, impossible or not supported is named") {
   };
   CHECK_ERROR(read_model_config("/nowhere"), DataError, "there is no model folder");
   CHECK_ERROR(read_model_config("/nowhere"), DataError, "hf://ORG/MODEL");
-  refused({{"head_dim", nullptr}, {"hidden_size", 191}}, "hidden_size is not a multiple of num_attention_heads");
+  refused({{"model_type", "llama"}, {"head_dim", nullptr}, {"hidden_size", 191}},
+          "hidden_size is not a multiple of num_attention_heads");
   refused({{"head_dim", 127}}, "head_dim must be even");
   refused({{"hidden_size", 0}}, "must be a positive whole number");
   refused({{"hidden_size", "192"}}, "must be a positive whole number");
@@ -185,7 +187,7 @@ TEST_CASE("what is missing, impossible or not supported is named") {
   refused({{"layer_types", Json(4, "sliding_attention")}, {"sliding_window", nullptr}}, "sliding_window");
   refused({{"rope_scaling", {{"rope_type", "spiral"}, {"factor", 4}}}}, "the RoPE variant \"spiral\" is not");
   refused({{"rope_scaling", {{"rope_type", "dynamic"}, {"alpha", 1000}}}}, "the RoPE variant \"dynamic\" is not");
-  refused({{"rope_scaling", {{"rope_type", "yarn"}}}}, "\"factor\" must be a positive number");
+  refused({{"rope_scaling", {{"rope_type", "yarn"}}}}, "\"rope_scaling.factor\" must be a positive number");
   refused({{"rope_scaling", {{"rope_type", "llama3"}, {"factor", 4}}}}, "low_freq_factor");
   refused({{"rope_scaling", {{"rope_type", "longrope"}, {"short_factor", {1, 2}}}}}, "must be a list of 64 numbers");
   refused({{"rope_scaling", "yarn"}}, "must be an object");

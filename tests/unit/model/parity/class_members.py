@@ -26,7 +26,7 @@ SAME_CLASS = {"gemma3": "gemma3_text", "kimi_k2": "deepseek_v3", "qwen2_5_vl": "
 # Classes of a whole model with pictures, which has the head, and whose config has that of the language model inside.
 OUTER = {"qwen2_5_vl_text": "Qwen2_5_VL", "qwen3_vl_text": "Qwen3VL", "qwen3_vl_moe_text": "Qwen3VLMoe"}
 # What code that all models share reads, and what a config class takes though it is no member of it.
-ALL = {"is_causal": True, "per_layer_config": None, "rope_scaling": None}
+ALL = {"head_dim": None, "is_causal": True, "per_layer_config": None, "rope_scaling": None}
 NO_MEMBERS = {None, "rope_scaling", "rope_theta", "rope_local_base_freq", "partial_rotary_factor", "dtype", "torch_dtype"}
 # Members that published files carry beside those of the class, with the only value that transformers runs.
 ROUTED = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1}
@@ -45,7 +45,7 @@ PUBLISHED = {
 # Names of training, generation and publishing, and of what lies outside the layers. Those of Mamba go with layers that are refused.
 HARMLESS = """*_token_id *_token_index *dropout *_pdrop _* mamba_* mtp_* architectures auto_map aux_loss_alpha cache_implementation
     chunk_size_feed_forward do_sample dtype ep_size id2label init_method initializer_range is_encoder_decoder label2id max_length
-    max_sequence_length mm_tokens_per_image model_max_length model_type moe_norm_min mrope_interleaved mrope_section num_mtp_layers
+    max_sequence_length mm_tokens_per_image model_max_length model_type mrope_interleaved mrope_section num_mtp_layers
     num_nextn_predict_layers output_attentions output_hidden_states output_router_logits pretraining_tp problem_type quantization_config
     repetition_penalty return_dict rope_type router_aux_loss_coef router_jitter_noise seq_aux temperature time_step_limit tokenizer_class
     top_p torch_dtype transformers.js_config transformers_version type unsloth_fixed unsloth_version use_cache vision_config""".split()

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// compare: reads lines "MODEL ACTIVATIONS" and answers each with one: "same", "differs …" or "refused …".
+// compare: reads lines "MODEL ACTIVATIONS" and answers each with one: "same", "differs …" or "refused …", and warnings;
+// for "MODEL -" "read" or "refused …", of config.json alone.
 // compare MODEL ACTIVATIONS: runs a checkpoint and compares it with a reference (parity.hpp), with its own attention
 // and with that which verify puts in its place, nothing quantised. One line per tensor that differs by more than 1e-4
 // of its largest magnitude, and the largest difference; exit status 1 if there is one.
@@ -11,6 +12,7 @@
 
 #include "base/errors.hpp"
 #include "kernels/backend.hpp"
+#include "model/config/config.hpp"
 #include "unit/model/parity.hpp"
 
 namespace {
@@ -25,8 +27,10 @@ int answer_lines() {
       const auto report = [&](const std::string& name, double error) {
         if (!(error < kParity) && worst.empty()) worst = fmt::format("differs {} by {:.2e}", name, error);
       };
-      oscar::test::compare_with_reference(model, activations, report);
-      fmt::print("{}\n", worst.empty() ? "same" : worst);
+      if (activations != "-") oscar::test::compare_with_reference(model, activations, report);
+      std::string answer = activations == "-" ? "read" : worst.empty() ? "same" : worst;
+      for (const std::string& text : oscar::read_model_config(model).notices) answer += " warning: " + text;
+      fmt::print("{}\n", answer);
     } catch (const std::exception& error) {
       fmt::print("refused {}\n", error.what());
     }
