@@ -5,30 +5,20 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 
 namespace oscar {
 
-enum class DType : std::uint8_t {
-  kF64,
-  kF32,
-  kF16,
-  kBF16,
-  kI64,
-  kI32,
-  kI16,
-  kI8,
-  kU8,
-  kBool,
-  kF8E4M3,
-  kF8E5M2,
-  kF8E8M0
-};
+enum class DType : std::uint8_t { kF64, kF32, kF16, kBF16, kI64, kI32, kI16, kI8, kU8, kBool, kF8E4M3, kF8E5M2, kE8M0 };
 
 [[nodiscard]] std::size_t size_of(DType dtype);
 /// "float32", "bfloat16", "int64" …
 [[nodiscard]] std::string_view name_of(DType dtype);
+/// "F32", "BF16", "I64" …: the names in safetensors files.
+[[nodiscard]] std::string_view safetensors_name_of(DType dtype);
+[[nodiscard]] std::optional<DType> find_safetensors_dtype(std::string_view name);
 /// The inverse of name_of. Throws UsageError that lists the names.
 [[nodiscard]] DType dtype_from_name(std::string_view name);
 /// True for the types that activations come in: float32, float16, bfloat16.
@@ -57,12 +47,6 @@ void round_to_bf16(std::span<float> values);
 [[nodiscard]] float float_from_f16(std::uint16_t bits);
 /// float8_e4m3fn bits to float, exact: bias 7, no infinities, 0x7f and 0xff are NaN.
 [[nodiscard]] float float_from_f8e4m3(std::uint8_t bits);
-/// float8_e5m2 bits to float, exact: the upper byte of an IEEE half.
-[[nodiscard]] inline float float_from_f8e5m2(std::uint8_t bits) {
-  return float_from_f16(static_cast<std::uint16_t>(bits << 8U));
-}
-/// float8_e8m0fnu bits to float, exact: 2^(bits - 127); 0xff is NaN.
-[[nodiscard]] float float_from_f8e8m0(std::uint8_t bits);
 /// float to IEEE half bits, nearest, ties to even.
 [[nodiscard]] std::uint16_t f16_from_float(float value);
 

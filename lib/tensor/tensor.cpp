@@ -49,16 +49,15 @@ void convert_elements(DType dtype, const std::byte* data, std::size_t count, Out
     case DType::kF16:
       std::transform(half, half + count, out, [](std::uint16_t v) { return static_cast<Out>(float_from_f16(v)); });
       return;
-    case DType::kF8E4M3:
-    case DType::kF8E5M2:
-    case DType::kF8E8M0: {
+    case DType::kF8E4M3: {
       const auto* byte = reinterpret_cast<const std::uint8_t*>(data);
-      const auto number = dtype == DType::kF8E4M3   ? float_from_f8e4m3
-                          : dtype == DType::kF8E5M2 ? float_from_f8e5m2
-                                                    : float_from_f8e8m0;
-      std::transform(byte, byte + count, out, [&](std::uint8_t v) { return static_cast<Out>(number(v)); });
+      std::transform(byte, byte + count, out, [](std::uint8_t v) { return static_cast<Out>(float_from_f8e4m3(v)); });
       return;
     }
+    case DType::kF8E5M2:
+    case DType::kE8M0:
+      throw DataError("values of " + std::string(name_of(dtype)) + " are read as weights of models only", "",
+                      "save them as float32");
   }
 }
 

@@ -63,7 +63,6 @@ struct MixerSpec {
   RopeSpec rope;
   // Latent attention: k = (latent, rope) and v = latent of one head, queries of all heads.
   int latent_dim = 0, query_latent_dim = 0, nope_dim = 0, head_value_dim = 0;
-  bool latent_bias = false;
   // Gated delta rule: num_kv_heads key heads of head_dim, num_heads value heads of value_dim.
   int conv_width = 0;
   bool fused_delta = false;  // in_proj_qkvz and in_proj_ba, grouped by key head

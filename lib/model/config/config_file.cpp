@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <string_view>
 
 #include "base/errors.hpp"
@@ -156,33 +157,27 @@ std::vector<std::string> ConfigFile::check_members() const {
   return log_->notices;
 }
 
-namespace {
-
-/// What lies beside the objects of layer types.
-Json flat_members(const Json& members) {
-  Json flat = Json::object();
-  for (const auto& [name, value] : members.items()) {
-    if (!value.is_object()) flat[name] = value;
-  }
-  return flat;
-}
-
-}  // namespace
-
-/// "rope_scaling", as older files have it, or "rope_parameters", of one layer type if they are nested; else empty.
-/// Where both stand in a file, transformers takes "rope_scaling" and forgets the other.
-ConfigFile rope_members(const ConfigFile& file, const std::string& layer_type) {
-  const bool older = file.has("rope_scaling") && !file.at("rope_scaling").empty();
-  if (older && file.has("rope_parameters") && file.at("rope_parameters") != file.class_value("rope_parameters")) {
+ConfigFile rope_members(const ConfigFile& file, const std::string& layer_type, bool layered) {
+  const Json &newer = file.at("rope_parameters"), &older = file.at("rope_scaling");
+  const bool replaced = !layered && !older.empty();
+  if (replaced && !newer.is_null() && newer != file.class_value("rope_parameters")) {
     file.notice("\"rope_scaling\" is taken, as transformers does; \"rope_parameters\", which stands beside it, is not");
   }
-  const std::string name = older ? "rope_scaling" : "rope_parameters";
-  const Json& members = file.at(name.c_str());
-  if (members.is_null()) return file.part(name, Json::object());
-  if (!members.is_object()) file.refuse("member \"" + name + "\" must be an object");
-  const auto nested = file.of_class("layer_types") ? members.find(layer_type) : members.end();
-  const ConfigFile all = file.part(name, flat_members(members));
-  return nested == members.end() || nested->is_null() ? all : file.part(name + "." + layer_type, *nested);
+  const std::string name = replaced ? "rope_scaling" : "rope_parameters";
+  const Json& members = replaced ? older : newer;
+  ConfigFile all = file.part(name, members.is_null() ? Json::object() : members);
+  Json own = file.of_class("layer_types") ? all.at(layer_type.c_str()) : Json();
+  if (own.is_null() && !layered) return all;
+  if (own.is_null()) own = Json::object();
+  if (layered && !older.is_null() && layer_type == "full_attention") {
+    if (!older.is_object() || (older.contains("type") && !older.contains("rope_type"))) {
+      file.refuse(
+          "\"rope_scaling\" must be an object with a \"rope_type\", since servers read \"type\" differently here",
+          "write \"rope_type\" in its place");
+    }
+    own.update(older);
+  }
+  return file.part(name + "." + layer_type, own);
 }
 
 namespace {
@@ -211,6 +206,7 @@ void read_yarn(const ConfigFile& in, RopeSpec& rope) {
   rope.beta_fast = in.positive("beta_fast", 32);
   rope.beta_slow = in.positive("beta_slow", 1);
   rope.truncate = in.flag("truncate", true);
+  (void)in.at("max_position_embeddings");  // which Ministral 3's class writes there, too
   const bool all = in.has("mscale_all_dim");
   const double of_all = all ? yarn_scale(rope.factor, in.positive("mscale_all_dim")) : 1;
   const double inferred =
@@ -228,15 +224,19 @@ void read_longrope(const ConfigFile& in, RopeSpec& rope) {
 
 }  // namespace
 
-namespace {
+double yarn_scale(double factor, double weight) { return factor <= 1 ? 1 : 0.1 * weight * std::log(factor) + 1; }
 
-RopeSpec rope_of(const ConfigFile& file, const ConfigFile& in, int head_dim, double theta, bool with_alpha) {
+RopeSpec read_rope(const ConfigFile& file, const std::string& layer_type, int head_dim,
+                   std::optional<double> sliding_theta) {
+  const ConfigFile in = rope_members(file, layer_type, sliding_theta.has_value());
+  const double theta =
+      sliding_theta && layer_type == "sliding_attention" ? *sliding_theta : file.positive("rope_theta");
   RopeSpec rope;
   rope.type = rope_type(in);
   if (rope.type == "su") rope.type = "longrope";    // its first name
   if (rope.type == "mrope") rope.type = "default";  // axes of images; on text all are equal
   rope.theta = in.positive("rope_theta", theta);
-  if (rope.type == "dynamic" && with_alpha && in.has("alpha")) {
+  if (rope.type == "dynamic" && file.text("model_type", "").starts_with("hunyuan") && in.has("alpha")) {
     rope.theta *= std::pow(in.positive("alpha"), head_dim / (head_dim - 2.0));
     rope.type = "default";
   }
@@ -275,35 +275,6 @@ RopeSpec rope_of(const ConfigFile& file, const ConfigFile& in, int head_dim, dou
     (void)in.at("factor");  // of "dynamic"
   }
   return rope;
-}
-
-}  // namespace
-
-double yarn_scale(double factor, double weight) { return factor <= 1 ? 1 : 0.1 * weight * std::log(factor) + 1; }
-
-RopeSpec read_rope(const ConfigFile& file, const std::string& layer_type, int head_dim, bool with_alpha) {
-  const ConfigFile in = rope_members(file, layer_type);
-  return rope_of(file, in, head_dim, file.positive("rope_theta"), with_alpha);
-}
-
-RopeSpec read_layer_rope(const ConfigFile& file, const std::string& layer_type, int head_dim, double sliding_theta) {
-  const bool slides = layer_type == "sliding_attention";
-  const Json& all = file.at("rope_parameters");
-  const Json& older = file.at("rope_scaling");
-  for (const Json& members : {all, older}) {
-    if (!members.is_null() && !members.is_object()) file.refuse("RoPE's members must be an object");
-  }
-  if (older.is_object() && older.contains("type") && !older.contains("rope_type")) {
-    file.refuse("\"rope_scaling\" has a \"type\", which servers read differently in this model",
-                "write \"rope_type\" in its place");
-  }
-  Json own = all.is_object() ? all.value(layer_type, Json()) : Json();
-  if (own.is_null()) own = Json::object();
-  if (all.is_object()) (void)file.part("rope_parameters", flat_members(all));
-  if (!slides && older.is_object()) own.update(older);
-  const double theta = file.positive("rope_theta");
-  return rope_of(file, file.part("rope_parameters." + layer_type, own), head_dim, slides ? sliding_theta : theta,
-                 false);
 }
 
 }  // namespace oscar

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -78,19 +79,17 @@ class ConfigFile {
   std::shared_ptr<Log> log_ = std::make_shared<Log>();
 };
 
-/// Returns what the file says of rotary embeddings in layers of this type.
-[[nodiscard]] ConfigFile rope_members(const ConfigFile& file, const std::string& layer_type);
+/// Returns what the file says of rotary embeddings in layers of this type: "rope_parameters", of one type if they are
+/// nested, or "rope_scaling", as older files have it, which counts where both stand there, as in transformers. layered:
+/// "rope_parameters" are nested, and "rope_scaling" is added to those of layers that see all (Gemma 3, OLMo 3).
+[[nodiscard]] ConfigFile rope_members(const ConfigFile& file, const std::string& layer_type, bool layered = false);
 
 /// Reads the rotary embedding of heads of `head_dim` channels in layers of this type ("full_attention",
-/// "sliding_attention", …; matters only where the file tells them apart). with_alpha: "dynamic" may have an "alpha", by
-/// which the base grows once and for all. Throws DataError: a type that is not supported, or a member that is missing.
+/// "sliding_attention", …; matters only where the file tells them apart). sliding_theta: the base in layers that slide,
+/// where these differ from the others (`layered`). Throws DataError: a type that is not supported, or a member that is
+/// missing.
 [[nodiscard]] RopeSpec read_rope(const ConfigFile& file, const std::string& layer_type, int head_dim,
-                                 bool with_alpha = false);
-
-/// The same where each type of layers has its own: nested, or in older files one of layers without a window, whose
-/// sliding layers turn plainly by `sliding_theta` (Gemma 3, OLMo 3).
-[[nodiscard]] RopeSpec read_layer_rope(const ConfigFile& file, const std::string& layer_type, int head_dim,
-                                       double sliding_theta);
+                                 std::optional<double> sliding_theta = {});
 
 /// 0.1 * weight * ln(factor) + 1: by how much YaRN sharpens attention for a longer context.
 [[nodiscard]] double yarn_scale(double factor, double weight = 1);

@@ -2,10 +2,8 @@
 #include "model/config/families.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <string_view>
-#include <utility>
+#include <map>
 
 #include "base/text.hpp"
 
@@ -13,24 +11,16 @@ namespace oscar {
 namespace {
 
 Activation read_activation(const ConfigFile& file) {
-  constexpr std::array kNames = std::to_array<std::pair<std::string_view, Activation>>({
-      {"silu", Activation::kSilu},
-      {"swish", Activation::kSilu},
-      {"gelu", Activation::kGelu},
-      {"gelu_pytorch_tanh", Activation::kGeluTanh},
-      {"gelu_new", Activation::kGeluTanh},
-      {"relu", Activation::kRelu},
-      {"relu2", Activation::kSquaredRelu},
-      {"xielu", Activation::kXielu},
-  });
+  using enum Activation;
+  static const std::map<std::string, Activation> names{
+      {"silu", kSilu},         {"swish", kSilu}, {"gelu", kGelu},         {"gelu_pytorch_tanh", kGeluTanh},
+      {"gelu_new", kGeluTanh}, {"relu", kRelu},  {"relu2", kSquaredRelu}, {"xielu", kXielu}};
   const char* member = file.has("hidden_activation") ? "hidden_activation" : "hidden_act";
-  const std::string name = file.text(member, "");
-  const auto* const found = std::ranges::find(kNames, name, &std::pair<std::string_view, Activation>::first);
-  if (found == kNames.end()) file.unsupported_member(member);
-  if (found->second == Activation::kXielu && file.text("model_type", "") != "apertus") file.unsupported_member(member);
+  const auto found = names.find(file.text(member, ""));
+  const std::string family = file.text("model_type", "");
+  if (found == names.end() || (found->second == kXielu && family != "apertus")) file.unsupported_member(member);
   // The first files of Gemma name another activation than they mean.
-  const bool meant = found->second == Activation::kGelu && file.text("model_type", "") == "gemma";
-  return meant ? Activation::kGeluTanh : found->second;
+  return found->second == kGelu && family == "gemma" ? kGeluTanh : found->second;
 }
 
 /// A window that holds the whole context is none.
@@ -50,22 +40,18 @@ const Family* find_family(const std::string& model_type) {
 
 }  // namespace
 
-BlockSpec plain_block(const ConfigFile& file, const ModelConfig& config, const std::string& layer_type,
-                      bool with_alpha) {
+BlockSpec plain_block(const ConfigFile& file, const ModelConfig& config, const std::string& layer_type) {
   BlockSpec block;
   block.mixer.num_heads = config.num_attention_heads;
   block.mixer.num_kv_heads = config.num_key_value_heads;
   block.mixer.head_dim = block.mixer.value_dim = config.head_dim;
   block.mixer.softmax_scale = 1 / std::sqrt(static_cast<double>(config.head_dim));
-  block.mixer.rope = read_rope(file, layer_type, config.head_dim, with_alpha);
+  block.mixer.rope = read_rope(file, layer_type, config.head_dim);
+  const bool all = file.flag("use_bias");
+  block.mixer.qkv_bias = block.mixer.output_bias = file.flag("attention_bias") || all;
+  block.mlp.bias = file.flag("mlp_bias") || all;
   block.mlp.activation = read_activation(file);
   if (file.has("intermediate_size")) block.mlp.intermediate = file.dimension("intermediate_size");
-  return block;
-}
-
-BlockSpec biased_block(const ConfigFile& file, const ModelConfig& config, const std::string& layer_type) {
-  BlockSpec block = plain_block(file, config, layer_type);
-  block.mixer.qkv_bias = block.mixer.output_bias = file.flag("attention_bias");
   return block;
 }
 

@@ -39,12 +39,10 @@ using LayerTypes = std::function<std::string(int layer)>;
 /// All layers slide if there is a window.
 [[nodiscard]] LayerTypes all_windowed(const ConfigFile& file);
 
-/// Llama's block: RMS norms, rotary grouped-query attention, gated MLP. with_alpha: as read_rope() has it.
+/// Llama's block: RMS norms, rotary grouped-query attention, gated MLP; biases as "attention_bias" (of q, k, v and
+/// outputs), "mlp_bias" and "use_bias" (of all) say.
 [[nodiscard]] BlockSpec plain_block(const ConfigFile& file, const ModelConfig& config,
-                                    const std::string& layer_type = kFullAttention, bool with_alpha = false);
-/// The same with biases of q, k, v and outputs as "attention_bias" says.
-[[nodiscard]] BlockSpec biased_block(const ConfigFile& file, const ModelConfig& config,
-                                     const std::string& layer_type = kFullAttention);
+                                    const std::string& layer_type = kFullAttention);
 /// The type of every layer; `otherwise` tells it where the file does not, or the class has no such member.
 [[nodiscard]] std::vector<std::string> read_layer_types(const ConfigFile& file, const ModelConfig& config,
                                                         const LayerTypes& otherwise);
@@ -61,7 +59,7 @@ void drop_positions(ModelConfig& config, const std::vector<std::string>& types);
 void fill_qwen(const ConfigFile& file, ModelConfig& config, const BlockSpec& block);
 void describe_qwen2(const ConfigFile& file, ModelConfig& config);
 void describe_qwen3(const ConfigFile& file, ModelConfig& config);
-[[nodiscard]] BlockSpec hunyuan_block(const ConfigFile& file, const ModelConfig& config);
-[[nodiscard]] BlockSpec ernie_block(const ConfigFile& file, const ModelConfig& config);
+void describe_hunyuan(const ConfigFile& file, ModelConfig& config);
+void describe_ernie(const ConfigFile& file, ModelConfig& config);
 
 }  // namespace oscar

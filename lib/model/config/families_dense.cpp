@@ -7,6 +7,7 @@
 #include "model/config/families.hpp"
 
 namespace oscar {
+
 /// Where windows are used: layers from max_window_layers on, or all if there is no such member; in Qwen2-MoE every
 /// other one of those before.
 void fill_qwen(const ConfigFile& file, ModelConfig& config, const BlockSpec& block) {
@@ -28,27 +29,25 @@ void describe_qwen2(const ConfigFile& file, ModelConfig& config) {
 }
 
 void describe_qwen3(const ConfigFile& file, ModelConfig& config) {
-  BlockSpec block = biased_block(file, config);
+  BlockSpec block = plain_block(file, config);
   block.mixer.head_norm = HeadNorm::kPerHead;
   fill_qwen(file, config, block);
 }
 
 /// Hunyuan: heads are normed behind RoPE.
-BlockSpec hunyuan_block(const ConfigFile& file, const ModelConfig& config) {
-  BlockSpec block = plain_block(file, config, kFullAttention, true);
-  block.mixer.qkv_bias = block.mixer.output_bias = file.flag("attention_bias");
+void describe_hunyuan(const ConfigFile& file, ModelConfig& config) {
+  BlockSpec block = plain_block(file, config);
   block.mixer.head_norm = HeadNorm::kPerHead;
   block.mixer.norm_after_rope = true;
   block.mixer.query_norm = "self_attn.query_layernorm";
   block.mixer.key_norm = "self_attn.key_layernorm";
-  return block;
+  fill_blocks(file, config, block);
 }
 
-BlockSpec ernie_block(const ConfigFile& file, const ModelConfig& config) {
+void describe_ernie(const ConfigFile& file, ModelConfig& config) {
   BlockSpec block = plain_block(file, config);
   block.mixer.rope.interleaved = true;
-  block.mixer.qkv_bias = block.mixer.output_bias = block.mlp.bias = file.flag("use_bias");
-  return block;
+  fill_blocks(file, config, block);
 }
 
 namespace {
@@ -85,14 +84,12 @@ void norm_before_and_after(BlockSpec& block) {
 void turn_by_layer(const ConfigFile& file, ModelConfig& config, const std::vector<std::string>& types,
                    double sliding_theta) {
   for (std::size_t layer = 0; layer < types.size(); ++layer) {
-    config.blocks[layer].mixer.rope = read_layer_rope(file, types[layer], config.head_dim, sliding_theta);
+    config.blocks[layer].mixer.rope = read_rope(file, types[layer], config.head_dim, sliding_theta);
   }
 }
 
 void describe_llama(const ConfigFile& file, ModelConfig& config) {
-  BlockSpec block = biased_block(file, config);
-  block.mlp.bias = file.flag("mlp_bias");
-  fill_blocks(file, config, block);
+  fill_blocks(file, config, plain_block(file, config));
 }
 
 void describe_mistral(const ConfigFile& file, ModelConfig& config) {
@@ -111,7 +108,7 @@ void describe_phi3(const ConfigFile& file, ModelConfig& config) {
 void describe_glm4(const ConfigFile& file, ModelConfig& config) {
   BlockSpec block = plain_block(file, config);
   block.mixer.rope.interleaved = true;
-  block.mixer.qkv_bias = file.flag("attention_bias");
+  block.mixer.output_bias = false;
   block.mlp.fused = "mlp.gate_up_proj";
   if (config.model_type == "glm4") {
     block.mixer_out_norm = "post_self_attn_layernorm";
@@ -124,8 +121,7 @@ void describe_glm4(const ConfigFile& file, ModelConfig& config) {
 void describe_gemma1(const ConfigFile& file, ModelConfig& config) {
   config.norm_plus_one = true;
   scale_embeddings(config);
-  BlockSpec block = biased_block(file, config);
-  fill_blocks(file, config, block);
+  fill_blocks(file, config, plain_block(file, config));
 }
 
 /// Gemma 2 and 3: norms of 1 + weight before and after, scaled embeddings, global layers between sliding ones.
@@ -135,7 +131,7 @@ void describe_gemma(const ConfigFile& file, ModelConfig& config) {
   scale_embeddings(config);
   config.logit_soft_cap = file.positive("final_logit_softcapping", 0);
   const int period = third ? file.dimension("sliding_window_pattern", 1) : 2;
-  BlockSpec block = biased_block(file, config);
+  BlockSpec block = plain_block(file, config);
   block.mixer.softmax_scale = 1 / std::sqrt(file.positive("query_pre_attn_scalar"));
   if (!third) block.mixer.soft_cap = file.positive("attn_logit_softcapping", 0);
   block.mixer.head_norm = third ? HeadNorm::kPerHead : HeadNorm::kNone;
@@ -146,9 +142,7 @@ void describe_gemma(const ConfigFile& file, ModelConfig& config) {
 
 void describe_seed_oss(const ConfigFile& file, ModelConfig& config) {
   BlockSpec block = plain_block(file, config);
-  block.mixer.qkv_bias = file.flag("attention_bias");
   block.mixer.output_bias = file.flag("attention_out_bias");
-  block.mlp.bias = file.flag("mlp_bias");
   fill_blocks(file, config, block);
 }
 
@@ -156,7 +150,7 @@ void describe_seed_oss(const ConfigFile& file, ModelConfig& config) {
 /// stretched in layers without a window only.
 void describe_olmo(const ConfigFile& file, ModelConfig& config) {
   const bool third = config.model_type == "olmo3";
-  BlockSpec block = biased_block(file, config);
+  BlockSpec block = plain_block(file, config);
   norm_what_is_added(block);
   block.mixer.head_norm = HeadNorm::kAllHeads;
   const std::vector<std::string> types = fill_blocks(file, config, block, full_every(third ? 4 : 1, kSlidingAttention));
@@ -169,9 +163,9 @@ void describe_exaone4(const ConfigFile& file, ModelConfig& config) {
   BlockSpec block = plain_block(file, config);
   norm_what_is_added(block);
   block.mixer.head_norm = HeadNorm::kPerHead;
-  const int period = file.dimension("sliding_window_pattern", 1);
-  const std::vector<std::string> types =
-      fill_blocks(file, config, block, full_every(slides ? period : 1, kSlidingAttention));
+  const int period = slides ? file.dimension("sliding_window_pattern") : 1;
+  if (!slides) (void)file.at("sliding_window_pattern");  // which is of no use then
+  const std::vector<std::string> types = fill_blocks(file, config, block, full_every(period, kSlidingAttention));
   if (slides) drop_positions(config, types);
 }
 
@@ -194,7 +188,7 @@ void describe_cohere(const ConfigFile& file, ModelConfig& config) {
   const bool second = config.model_type == "cohere2";
   config.layer_norm = true;
   config.logit_scale = file.positive("logit_scale");
-  BlockSpec block = biased_block(file, config);
+  BlockSpec block = plain_block(file, config);
   block.parallel = true;
   block.mlp_norm = block.mixer_norm;
   block.mixer.rope.interleaved = true;
@@ -208,10 +202,9 @@ void describe_granite(const ConfigFile& file, ModelConfig& config) {
   const bool fourth = config.model_type == "granitemoehybrid";
   config.embedding_scale = file.positive("embedding_multiplier");
   config.logit_scale = 1 / file.positive("logits_scaling");
-  BlockSpec block = biased_block(file, config);
+  BlockSpec block = plain_block(file, config);
   block.residual_scale = file.positive("residual_multiplier");
   block.mixer.softmax_scale = file.positive("attention_multiplier");
-  block.mlp.bias = file.flag("mlp_bias");
   if (fourth) {
     if (file.dimension_or_zero("num_local_experts", 0) != 0) file.unsupported_member("num_local_experts");
     (void)file.at("num_experts_per_tok");  // of none
@@ -226,7 +219,6 @@ void describe_granite(const ConfigFile& file, ModelConfig& config) {
 void describe_starcoder2(const ConfigFile& file, ModelConfig& config) {
   config.layer_norm = config.norm_bias = true;
   BlockSpec block = ungated_block(file, config, "mlp.c_fc", "mlp.c_proj");
-  block.mixer.qkv_bias = block.mixer.output_bias = block.mlp.bias = file.flag("use_bias");
   fill_blocks(file, config, block, all_windowed(file));
 }
 
@@ -234,8 +226,6 @@ void describe_starcoder2(const ConfigFile& file, ModelConfig& config) {
 void describe_nemotron(const ConfigFile& file, ModelConfig& config) {
   config.layer_norm = config.norm_bias = config.norm_plus_one = true;
   BlockSpec block = ungated_block(file, config, "mlp.up_proj", "mlp.down_proj");
-  block.mixer.qkv_bias = block.mixer.output_bias = file.flag("attention_bias");
-  block.mlp.bias = file.flag("mlp_bias");
   fill_blocks(file, config, block);
 }
 
@@ -245,16 +235,7 @@ void describe_apertus(const ConfigFile& file, ModelConfig& config) {
   block.mixer_norm = "attention_layernorm";
   block.mlp_norm = "feedforward_layernorm";
   block.mixer.head_norm = HeadNorm::kPerHead;
-  block.mixer.qkv_bias = block.mixer.output_bias = file.flag("attention_bias");
   fill_blocks(file, config, block);
-}
-
-void describe_hunyuan(const ConfigFile& file, ModelConfig& config) {
-  fill_blocks(file, config, hunyuan_block(file, config));
-}
-
-void describe_ernie(const ConfigFile& file, ModelConfig& config) {
-  fill_blocks(file, config, ernie_block(file, config));
 }
 
 /// Ministral 3: queries beyond the first context ask louder.
@@ -301,7 +282,7 @@ void share_caches(const ConfigFile& file, ModelConfig& config, const std::vector
     const auto own = static_cast<std::size_t>(layer);
     int source = first - 1;
     while (source >= 0 && types[static_cast<std::size_t>(source)] != types[own]) --source;
-    if (source < 0) file.refuse("no layer makes the keys and values that layer " + std::to_string(layer) + " shares");
+    if (source < 0) file.unsupported("\"num_kv_shared_layers\" beyond all layers of one type");
     BlockSpec& block = config.blocks[own];
     block.mixer.own_kv = false;
     block.mixer.kv_layer = config.blocks[static_cast<std::size_t>(source)].mixer.kv_layer = source;
@@ -338,7 +319,7 @@ void describe_gemma4(const ConfigFile& file, ModelConfig& config) {
   config.logit_soft_cap = file.positive("final_logit_softcapping", 0);
   std::vector<std::string> types = read_layer_types(file, config, full_every(6, kSlidingAttention));
   types.back() = kFullAttention;
-  BlockSpec block = biased_block(file, config, kSlidingAttention);
+  BlockSpec block = plain_block(file, config, kSlidingAttention);
   block.mlp.experts = read_experts(file);
   block.mixer.softmax_scale = 1;
   block.mixer.head_norm = HeadNorm::kPerHead;

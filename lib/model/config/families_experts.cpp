@@ -16,6 +16,10 @@ bool sparse_layer(const ConfigFile& file, int layer) {
   return (layer + 1) % file.dimension("decoder_sparse_step", 1) == 0;
 }
 
+void use_everywhere(ModelConfig& config, const ExpertsSpec& experts) {
+  for (BlockSpec& block : config.blocks) block.mlp.experts = experts;
+}
+
 /// Dense MLPs in the layers that `sparse` denies.
 template <class Sparse>
 void keep_dense(ModelConfig& config, const Sparse& sparse) {
@@ -38,8 +42,8 @@ ExpertsSpec qwen_experts(const ConfigFile& file) {
   experts.intermediate =
       file.dimension(file.has("moe_intermediate_size") ? "moe_intermediate_size" : "intermediate_size");
   experts.normalize = file.flag("norm_topk_prob", true);
-  experts.shared_intermediate = file.dimension_or_zero("shared_expert_intermediate_size", 0);
-  if (experts.shared_intermediate > 0) {
+  if (file.has("shared_expert_intermediate_size")) {
+    experts.shared_intermediate = file.dimension("shared_expert_intermediate_size");
     experts.shared = "mlp.shared_expert";
     experts.shared_gate = "mlp.shared_expert_gate";
   }
@@ -101,7 +105,7 @@ void describe_mixtral(const ConfigFile& file, ModelConfig& config) {
 
 void describe_qwen3_moe(const ConfigFile& file, ModelConfig& config) {
   describe_qwen3(file, config);
-  for (BlockSpec& block : config.blocks) block.mlp.experts = qwen_experts(file);
+  use_everywhere(config, qwen_experts(file));
   keep_dense(config, [&](int layer) { return sparse_layer(file, layer); });
 }
 
@@ -116,7 +120,7 @@ void describe_qwen2_moe(const ConfigFile& file, ModelConfig& config) {
 
 /// dots.llm1: Qwen3's attention, DeepSeek's experts.
 void describe_dots1(const ConfigFile& file, ModelConfig& config) {
-  BlockSpec block = biased_block(file, config);
+  BlockSpec block = plain_block(file, config);
   block.mixer.head_norm = HeadNorm::kPerHead;
   block.mlp.experts = grouped_experts(file);
   fill_qwen(file, config, block);
@@ -126,7 +130,7 @@ void describe_dots1(const ConfigFile& file, ModelConfig& config) {
 /// Half of each head turns; the first layers are dense.
 void describe_glm4_moe(const ConfigFile& file, ModelConfig& config) {
   BlockSpec block = plain_block(file, config);
-  block.mixer.qkv_bias = file.flag("attention_bias");
+  block.mixer.output_bias = false;
   block.mixer.head_norm = file.flag("use_qk_norm") ? HeadNorm::kPerHead : HeadNorm::kNone;
   block.mlp.experts = grouped_experts(file);
   fill_blocks(file, config, block);
@@ -138,7 +142,6 @@ void describe_gpt_oss(const ConfigFile& file, ModelConfig& config) {
   BlockSpec block = plain_block(file, config);
   if (block.mlp.activation != Activation::kSilu) file.unsupported_member("hidden_act");
   block.mixer.sinks = true;
-  block.mixer.qkv_bias = block.mixer.output_bias = file.flag("attention_bias");
   block.mlp.activation = Activation::kClampedSwish;
   block.mlp.clamp = file.positive("swiglu_limit");
   block.mlp.alpha = file.positive("swiglu_alpha");
@@ -166,7 +169,8 @@ void describe_minimax_m2(const ConfigFile& file, ModelConfig& config) {
 void describe_qwen_hybrid(const ConfigFile& file, ModelConfig& config) {
   const bool next = config.model_type == "qwen3_next";
   config.norm_plus_one = true;
-  BlockSpec block = biased_block(file, config);
+  BlockSpec block = plain_block(file, config);
+  if (block.mlp.activation != Activation::kSilu) file.unsupported_member("hidden_act");
   block.mixer.head_norm = HeadNorm::kPerHead;
   block.mixer.output_gate = true;
   block.mlp.experts = qwen_experts(file);
@@ -192,15 +196,15 @@ void describe_qwen_hybrid(const ConfigFile& file, ModelConfig& config) {
 
 /// OLMoE: queries and keys of all heads are normed at once.
 void describe_olmoe(const ConfigFile& file, ModelConfig& config) {
-  BlockSpec block = biased_block(file, config);
+  BlockSpec block = plain_block(file, config);
   block.mixer.head_norm = HeadNorm::kAllHeads;
   block.mlp.experts = qwen_experts(file);
   fill_blocks(file, config, block);
 }
 
 void describe_hunyuan_moe(const ConfigFile& file, ModelConfig& config) {
-  BlockSpec block = hunyuan_block(file, config);
-  ExpertsSpec& experts = block.mlp.experts;
+  describe_hunyuan(file, config);
+  ExpertsSpec experts;
   experts.count = same_everywhere(file, "num_experts");
   experts.top_k = same_everywhere(file, "moe_topk");
   experts.intermediate = file.has("moe_intermediate_size") ? same_everywhere(file, "moe_intermediate_size")
@@ -209,13 +213,14 @@ void describe_hunyuan_moe(const ConfigFile& file, ModelConfig& config) {
   experts.gate = "mlp.gate.wg";
   experts.shared = "mlp.shared_mlp";
   experts.shared_intermediate = file.dimension("intermediate_size");
-  fill_blocks(file, config, block);
+  use_everywhere(config, experts);
 }
 
 /// ERNIE 4.5: softmax scores, with a bias for the choice.
 void describe_ernie_moe(const ConfigFile& file, ModelConfig& config) {
-  BlockSpec block = ernie_block(file, config);
-  ExpertsSpec& experts = block.mlp.experts;
+  describe_ernie(file, config);
+  if (config.blocks.front().mlp.bias) file.unsupported_member("use_bias");
+  ExpertsSpec experts;
   experts.count = file.dimension("moe_num_experts");
   experts.top_k = file.dimension("moe_k");
   experts.intermediate = file.dimension("moe_intermediate_size");
@@ -223,7 +228,7 @@ void describe_ernie_moe(const ConfigFile& file, ModelConfig& config) {
   experts.choice_bias = "mlp.moe_statics.e_score_correction_bias";
   experts.shared_intermediate = experts.intermediate * file.dimension_or_zero("moe_num_shared_experts", 0);
   if (experts.shared_intermediate > 0) experts.shared = "mlp.shared_experts";
-  fill_blocks(file, config, block);
+  use_everywhere(config, experts);
   const int first = file.dimension_or_zero("moe_layer_start_index", 0), period = file.dimension("moe_layer_interval");
   const bool ends = file.has("moe_layer_end_index") && file.at("moe_layer_end_index") != -1;
   const int last = ends ? file.dimension_or_zero("moe_layer_end_index", 0) : config.num_layers - 1;
@@ -233,6 +238,7 @@ void describe_ernie_moe(const ConfigFile& file, ModelConfig& config) {
 /// Multi-head latent attention; the cache is the latent and one rotated key.
 void describe_deepseek_v3(const ConfigFile& file, ModelConfig& config) {
   BlockSpec block = plain_block(file, config);
+  if (block.mlp.bias) file.unsupported_member("mlp_bias");
   MixerSpec& m = block.mixer;
   m.kind = MixerKind::kLatentAttention;
   m.latent_dim = file.dimension("kv_lora_rank");
@@ -241,7 +247,6 @@ void describe_deepseek_v3(const ConfigFile& file, ModelConfig& config) {
   m.head_value_dim = file.dimension("v_head_dim");
   const int whole = m.nope_dim + config.head_dim;
   if (file.dimension("qk_head_dim", whole) != whole) file.unsupported_member("qk_head_dim");
-  m.latent_bias = file.flag("attention_bias");
   m.rope.interleaved = m.rope.split_pairs = file.flag("rope_interleave");
   m.num_kv_heads = 1;
   m.head_dim = m.latent_dim + m.rope.dim;
@@ -276,7 +281,7 @@ void describe_deepseek_v2(const ConfigFile& file, ModelConfig& config) {
 void describe_glm4_moe_lite(const ConfigFile& file, ModelConfig& config) {
   describe_deepseek_v3(file, config);
   const Json& types = file.at("mlp_layer_types");
-  for (BlockSpec& block : config.blocks) block.mlp.experts = grouped_experts(file);
+  use_everywhere(config, grouped_experts(file));
   if (types.is_null()) return keep_dense(config, [](int layer) { return layer >= 1; });
   if (!types.is_array() || types.size() != config.blocks.size()) {
     file.refuse("member \"mlp_layer_types\" must be a list of " + std::to_string(config.num_layers) + " names");

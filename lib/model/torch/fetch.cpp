@@ -48,7 +48,7 @@ at::ScalarType stored_type(DType dtype) {
       return at::kFloat8_e4m3fn;
     case DType::kF8E5M2:
       return at::kFloat8_e5m2;
-    case DType::kF8E8M0:
+    case DType::kE8M0:
       return at::kFloat8_e8m0fnu;
     case DType::kU8:
       return at::kByte;

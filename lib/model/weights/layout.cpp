@@ -59,16 +59,16 @@ void attention_weights(const MixerSpec& m, std::int64_t hidden, Specs& out) {
 void latent_weights(const MixerSpec& m, std::int64_t hidden, Specs& out) {
   const std::int64_t queries = std::int64_t{m.num_heads} * (m.nope_dim + m.rope.dim);
   if (m.query_latent_dim > 0) {
-    out.linear("self_attn.q_a_proj", m.query_latent_dim, hidden, m.latent_bias);
+    out.linear("self_attn.q_a_proj", m.query_latent_dim, hidden, m.output_bias);
     out.norm("self_attn.q_a_layernorm", m.query_latent_dim);
     out.linear("self_attn.q_b_proj", queries, m.query_latent_dim);
   } else {
     out.linear("self_attn.q_proj", queries, hidden);
   }
-  out.linear("self_attn.kv_a_proj_with_mqa", m.latent_dim + m.rope.dim, hidden, m.latent_bias);
+  out.linear("self_attn.kv_a_proj_with_mqa", m.latent_dim + m.rope.dim, hidden, m.output_bias);
   out.norm("self_attn.kv_a_layernorm", m.latent_dim);
   out.linear("self_attn.kv_b_proj", std::int64_t{m.num_heads} * (m.nope_dim + m.head_value_dim), m.latent_dim);
-  out.linear("self_attn.o_proj", hidden, std::int64_t{m.num_heads} * m.head_value_dim, m.latent_bias);
+  out.linear("self_attn.o_proj", hidden, std::int64_t{m.num_heads} * m.head_value_dim, m.output_bias);
 }
 
 void delta_weights(const MixerSpec& m, std::int64_t hidden, Specs& out) {
@@ -138,12 +138,10 @@ bool heads_differ(const Checkpoint& weights) {
   const auto rows = static_cast<std::int32_t>(head.shape.front());
   const std::vector<std::int32_t> some{0, rows / 3, rows / 2, rows - 1};
   const std::size_t row_bytes = head.data.size() / static_cast<std::size_t>(std::max(rows, 1));
-  const auto read = [&](const TensorRef& matrix) {
-    std::vector<std::byte> bytes(some.size() * row_bytes);
-    weights.read_rows(matrix, some, 0, row_bytes, bytes.data());
-    return bytes;
-  };
-  return read(head) != read(embedding);
+  std::vector<std::byte> own(some.size() * row_bytes), shared(own.size());
+  weights.read_rows(head, some, 0, row_bytes, own.data());
+  weights.read_rows(embedding, some, 0, row_bytes, shared.data());
+  return own != shared;
 }
 
 }  // namespace
@@ -269,7 +267,8 @@ namespace {
 /// lies outside the layers, and what older versions of transformers saved.
 bool may_be_unused(const ModelConfig& config, const std::string& name) {
   constexpr std::string_view kLayers = "model.layers.";
-  constexpr std::array<std::string_view, 4> kHarmless{"rotary_emb.inv_freq", "scale", "scale_inv", "attn.masked_bias"};
+  constexpr auto kHarmless = std::to_array<std::string_view>(  // the last two are constants of xIELU
+      {"rotary_emb.inv_freq", "scale", "scale_inv", "attn.masked_bias", "act_fn.beta", "act_fn.eps"});
   const bool harmless = std::ranges::any_of(kHarmless, [&](std::string_view end) { return name.ends_with(end); });
   if (harmless || !name.starts_with(kLayers)) return true;
   const std::string rest = name.substr(kLayers.size());

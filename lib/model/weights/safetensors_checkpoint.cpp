@@ -79,27 +79,20 @@ void SafetensorsCheckpoint::open_shards(const fs::path& model, const Json& index
   place_weights(files, where);
 }
 
-/// Weights lie where they are found. told: the file of each, by the index.
+/// Weights lie where they are found; where that is in several files, in the one that the index tells.
 void SafetensorsCheckpoint::place_weights(const std::map<std::string, std::string>& told, const std::string& where) {
   for (const auto& [file, shard] : shards_) {
     for (const std::string& name : shard.names()) {
       const auto index = told.find(name);
-      const auto [place, is_first] = weights_.try_emplace(name, &shard);
-      if (is_first) continue;
-      if (index == told.end()) {
-        throw DataError("two files have a weight " + name + ", and the index names neither", where,
-                        "fetch the checkpoint again");
-      }
-      place->second = &shards_.at(index->second);
+      if (index == told.end() || index->second == file || !weights_.contains(name)) weights_[name] = &shard;
     }
   }
   for (const auto& [name, file] : told) {
-    const auto found = weights_.find(name);
-    if (found == weights_.end()) {
+    if (!weights_.contains(name)) {
       throw DataError("the index names the file " + file + " for " + name + ", which neither that nor another file has",
                       where, "fetch the checkpoint again");
     }
-    if (found->second == &shards_.at(file)) continue;
+    if (weights_.at(name) == &shards_.at(file)) continue;
     notices_.push_back("the index names the wrong file for " + name + " (" + where + "); it was found in another");
   }
 }

@@ -206,10 +206,10 @@ TEST_CASE("float8 embeddings are read with their scales, and types without a nam
   model.at(kEmbeddingName) = Tensor::from({5, 4}, std::vector<float>(20, 2.0F));
   model.save_single();
   const std::vector<float> plain = logits_of(model.path());
-  constexpr auto kTwo = std::byte{128};                                // as E8M0
-  set(DType::kF8E4M3, std::byte{0x38}, DType::kF8E8M0, {1, 1}, kTwo);  // 1 times 2
+  constexpr auto kTwo = std::byte{128};                              // as E8M0
+  set(DType::kF8E4M3, std::byte{0x38}, DType::kE8M0, {1, 1}, kTwo);  // 1 times 2
   CHECK(logits_of(model.path()) == plain);
-  set(DType::kF8E5M2, std::byte{0x3c}, DType::kF8E8M0, {5, 1}, kTwo);
+  set(DType::kF8E5M2, std::byte{0x3c}, DType::kE8M0, {5, 1}, kTwo);
   CHECK(logits_of(model.path()) == plain);
   std::string content = read_text(model.path() / "model.safetensors");
   const std::size_t at = content.find("F8_E5M2");

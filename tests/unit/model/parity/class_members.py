@@ -26,7 +26,7 @@ SAME_CLASS = {"gemma3": "gemma3_text", "kimi_k2": "deepseek_v3", "qwen2_5_vl": "
 # Classes of a whole model with pictures, which has the head, and whose config has that of the language model inside.
 OUTER = {"qwen2_5_vl_text": "Qwen2_5_VL", "qwen3_vl_text": "Qwen3VL", "qwen3_vl_moe_text": "Qwen3VLMoe"}
 # What code that all models share reads, and what a config class takes though it is no member of it.
-ALL = {"head_dim": None, "is_causal": True, "per_layer_config": None, "rope_scaling": None}
+ALL = {"head_dim": None, "is_causal": True, "original_max_position_embeddings": None, "per_layer_config": None, "rope_scaling": None}
 NO_MEMBERS = {None, "rope_scaling", "rope_theta", "rope_local_base_freq", "partial_rotary_factor", "dtype", "torch_dtype"}
 # Members that published files carry beside those of the class, with the only value that transformers runs.
 ROUTED = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1}

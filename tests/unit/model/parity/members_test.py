@@ -36,13 +36,14 @@ NEEDED = {"granitemoehybrid": {"num_local_experts": 0, "layer_types": ["full_att
                                "mamba_n_heads": 8},
           "deepseek_v2": LATENT, "deepseek_v3": LATENT, "glm4_moe_lite": LATENT | {"n_group": 1, "topk_group": 1},
           "gpt_oss": {"intermediate_size": 64}, "gemma3_text": {"num_hidden_layers": 7},
-          "gemma4_text": {"num_experts": None, "moe_intermediate_size": None}, "hunyuan_v1_moe": {"moe_intermediate_size": None},
+          "gemma4_text": {"num_hidden_layers": 7, "top_k_experts": 2}, "gemma4_unified_text": {"num_hidden_layers": 7},
+          "hunyuan_v1_moe": {"moe_intermediate_size": None},
           "qwen2_5_vl_text": {"rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3]}}}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
 NESTED = {"full_attention": YARN | {"rope_theta": 7e3}, "sliding_attention": {"rope_type": "default", "rope_theta": 500.0}}
 PLAIN = {"rope_type": "default", "rope_theta": 1e4}
-TYPES = ["full_attention", "sliding_attention"] * 2
+TYPES = ["full_attention", "sliding_attention"] * 4  # as many as there are layers
 # Values that are tried in every family, whether its class has the member or not.
 EVERYWHERE = [{name: value} for name, values in {
     "is_causal": [False], "per_layer_config": [{"1": {"num_key_value_heads": 4}}, {"0": {"sliding_window": 5}}], "rope_theta": [777.0],
@@ -61,14 +62,14 @@ BOTH = [{"rope_parameters": PLAIN, "rope_scaling": YARN}, {"rope_theta": 4e3, "r
 OWN = {"use_bidirectional_attention": [True, "all"], "mlp_only_layers": [[1]], "no_rope_layers": [[1, 0, 1, 1, 0]], "clip_qkv": [0.5],
        "topk_method": ["group_limited_greedy"], "mlp_layer_types": [["sparse", "dense", "sparse", "sparse", "dense"]],
        "position_embedding_type": [None], "moe_layer_end_index": [3], "n_group": [1], "topk_group": [1], "q_lora_rank": [None],
-       "norm_topk_prob": [True, False], "num_global_key_value_heads": [1], "shared_expert_intermediate_size": [0], "n_shared_experts": [None],
+       "norm_topk_prob": [True, False], "num_global_key_value_heads": [1], "n_shared_experts": [None],
        "first_k_dense_replace": [0], "moe_num_shared_experts": [0], "attn_logit_softcapping": [None], "final_logit_softcapping": [None]}
 
 
 class Family:
     def __init__(self, name):
         self.name, self.members = name, TABLE["members"][name]
-        self.sizes = {key: value for key, value in SIZES.items() if key in self.members} | NEEDED.get(name, {})
+        self.sizes = {key: value for key, value in SIZES.items() if key in self.members and (key != "head_dim" or self.members[key])} | NEEDED.get(name, {})
         if "kv_lora_rank" in self.members:
             self.sizes.pop("head_dim", None)
 
@@ -112,8 +113,9 @@ class Family:
                 [max(2, default // 2)] if isinstance(default, int) and name not in self.sizes else []
             values += ["another"] if isinstance(default, str) else []
             yield from ({name: value} for value in values + OWN.get(name, []))
-        yield from EVERYWHERE
-        yield from BOTH
+        for members in EVERYWHERE + BOTH:
+            layers = self.sizes["num_hidden_layers"]
+            yield members | {name: types[:layers] for name, types in members.items() if types is TYPES}
 
 
 class Judge:
@@ -146,24 +148,24 @@ class Judge:
             self.wrong.append(complaint)
 
     def refuses(self, family, members):
-        """Whether the file alone is refused, which must name a member."""
+        """Whether the file alone is refused, which must name a member of the class."""
         answer = self.read(family.document(family.sizes | members))
         if not answer.startswith("refused"):
             return False
-        named = any(name in answer for name in [*members, "rope", "RoPE"])
+        named = any(name in answer for name in [*members, *family.members, "RoPE"])
         self.count("refused", None if named else f"{family.name} {members}: {answer}")
         return True
 
     def judge(self, family, together):
-        """members of several cases, as one, and each alone where that is not the same"""
-        answer = self.run(family, {name: value for members in together for name, value in members.items()}) if len(together) > 1 else "alone"
-        if answer.startswith("same") if answer else False:
-            return self.count("same together")
-        for members in together:
-            alone = self.run(family, members)
-            agrees = alone is None or alone.startswith("same")
-            self.count("unknown" if alone is None else "same" if agrees else "differs",
-                       None if agrees else f"{family.name} {members}: {alone}")
+        """members of several cases, as one; where that is not the same, of half of them"""
+        answer = self.run(family, {name: value for members in together for name, value in members.items()})
+        if answer and answer.startswith("same"):
+            self.count("same", None)
+        elif len(together) > 1:
+            self.judge(family, together[::2])
+            self.judge(family, together[1::2])
+        else:
+            self.count("differs" if answer else "unknown", answer and f"{family.name} {together[0]}: {answer}")
 
 
 def groups(cases, size):
