@@ -176,12 +176,10 @@ void require_values(const AdditiveMoments& moments, LayerStream& layer) {
       layer.rewind();
       (void)layer.skip(first);
       const std::string rows = moment == Moment::kQqt ? "q" : moment == Moment::kKtk ? "k" : "v";
-      throw DataError((largest > 1 ? "a " : "every ") + rows + " of KV head " + std::to_string(head) +
-                          (largest == 0  ? " is zero"
-                           : largest < 1 ? " is so small that its square is zero in float32"
-                                         : " is so large that its square is infinite in float32"),
-                      first.where,
-                      "look at how it was made, and dump this layer again; or leave the layer out with --layers");
+      throw DataError(
+          (largest > 1 ? "a " : "every ") + rows + " of KV head " + std::to_string(head) +
+              (largest == 0 ? " is zero" : " is so small, or so large, that float32 cannot hold its square"),
+          first.where, "look at how it was made, and dump this layer again; or leave the layer out with --layers");
     }
   }
 }

@@ -42,10 +42,9 @@ class ConfigFile {
   /// Returns the positive whole number of this name. Throws DataError if there is none.
   [[nodiscard]] int dimension(const char* name) const;
   [[nodiscard]] int dimension(const char* name, int otherwise) const { return has(name) ? dimension(name) : otherwise; }
-  /// Returns the whole number of this name, which may be 0, or `otherwise` where it is missing. Throws DataError for
-  /// anything else.
-  [[nodiscard]] int dimension_or_zero(const char* name, int otherwise) const {
-    return at(name) == 0 ? 0 : dimension(name, otherwise);
+  /// Returns the whole number of this name, 0 if there is none. Throws DataError for anything else.
+  [[nodiscard]] int dimension_or_zero(const char* name) const {
+    return at(name) == 0 || !has(name) ? 0 : dimension(name);
   }
   /// Returns the positive, finite number of this name. Throws DataError if there is none.
   [[nodiscard]] double positive(const char* name) const;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdlib>
 
 #include "model/config/families.hpp"
 
@@ -12,7 +13,7 @@ namespace oscar {
 /// other one of those before.
 void fill_qwen(const ConfigFile& file, ModelConfig& config, const BlockSpec& block) {
   const bool used = file.flag("use_sliding_window", true);
-  const int first = file.dimension_or_zero("max_window_layers", 0);
+  const int first = file.dimension_or_zero("max_window_layers");
   const bool slides = file.has("sliding_window") && used, alternates = config.model_type == "qwen2_moe";
   const auto types = fill_blocks(file, config, block, [&](int layer) {
     const bool own = alternates ? layer % 2 == 0 && layer < first : layer >= first;
@@ -68,11 +69,6 @@ BlockSpec ungated_block(const ConfigFile& file, const ModelConfig& config, const
   return block;
 }
 
-/// Gemma scales embeddings.
-void scale_embeddings(ModelConfig& config) {
-  config.embedding_scale = std::sqrt(static_cast<double>(config.hidden_size));
-}
-
 /// Gemma 2 and later norm what a part of the layer reads, and what it adds.
 void norm_before_and_after(BlockSpec& block) {
   block.mixer_out_norm = "post_attention_layernorm";
@@ -120,7 +116,7 @@ void describe_glm4(const ConfigFile& file, ModelConfig& config) {
 /// Gemma: norms of 1 + weight, scaled embeddings.
 void describe_gemma1(const ConfigFile& file, ModelConfig& config) {
   config.norm_plus_one = true;
-  scale_embeddings(config);
+  config.embedding_scale = std::sqrt(1.0 * config.hidden_size);
   fill_blocks(file, config, plain_block(file, config));
 }
 
@@ -128,7 +124,7 @@ void describe_gemma1(const ConfigFile& file, ModelConfig& config) {
 void describe_gemma(const ConfigFile& file, ModelConfig& config) {
   const bool third = config.model_type != "gemma2";
   config.norm_plus_one = true;
-  scale_embeddings(config);
+  config.embedding_scale = std::sqrt(1.0 * config.hidden_size);
   config.logit_soft_cap = file.positive("final_logit_softcapping", 0);
   const int period = third ? file.dimension("sliding_window_pattern", 1) : 2;
   BlockSpec block = plain_block(file, config);
@@ -206,7 +202,7 @@ void describe_granite(const ConfigFile& file, ModelConfig& config) {
   block.residual_scale = file.positive("residual_multiplier");
   block.mixer.softmax_scale = file.positive("attention_multiplier");
   if (fourth) {
-    if (file.dimension_or_zero("num_local_experts", 0) != 0) file.unsupported_member("num_local_experts");
+    if (file.dimension_or_zero("num_local_experts") != 0) file.unsupported_member("num_local_experts");
     (void)file.at("num_experts_per_tok");  // of none
     block.mlp.intermediate = file.dimension("shared_intermediate_size");
     block.mlp.fused = "shared_mlp.input_linear";
@@ -248,21 +244,33 @@ void describe_ministral3(const ConfigFile& file, ModelConfig& config) {
 
 /// Heads of global layers: "global_head_dim" and "num_global_key_value_heads", or what "per_layer_config" says.
 void read_global_heads(const ConfigFile& file, std::size_t layer, MixerSpec& mixer) {
+  if (file.has("per_layer_config")) {
+    const Json own = file.at("per_layer_config").value(std::to_string(layer), Json::object());
+    mixer.head_dim = own.value("head_dim", mixer.head_dim);
+    mixer.num_kv_heads = own.value("num_key_value_heads", mixer.num_kv_heads);
+    return;
+  }
   mixer.head_dim = file.dimension("global_head_dim");
   if (file.flag("attention_k_eq_v")) {
     mixer.num_kv_heads = file.dimension("num_global_key_value_heads", mixer.num_kv_heads);
   }
-  if (!file.has("per_layer_config")) return;
-  const Json& layers = file.at("per_layer_config");
-  const auto own = layers.is_object() ? layers.find(std::to_string(layer)) : layers.end();
-  if (!layers.is_object() || own == layers.end()) return;
-  mixer.head_dim = own->value("head_dim", mixer.head_dim);
-  mixer.num_kv_heads = own->value("num_key_value_heads", mixer.num_kv_heads);
+}
+
+/// Only heads of global layers may differ from those of others.
+void check_layer_members(const ConfigFile& file, const std::vector<std::string>& types) {
+  for (const auto& [layer, members] : file.at("per_layer_config").items()) {
+    const auto number = static_cast<std::size_t>(std::atoi(layer.c_str()));
+    bool known = members.is_object() && number < types.size() && types[number] == kFullAttention;
+    for (const auto& [name, value] : members.items()) {
+      known = known && value.is_number_integer() && (name == "head_dim" || name == "num_key_value_heads");
+    }
+    if (!known) file.unsupported_member("per_layer_config");
+  }
 }
 
 /// Embeddings that tokens have for each layer (E2B, E4B).
 void read_layer_inputs(const ConfigFile& file, ModelConfig& config) {
-  const int dim = file.dimension_or_zero("hidden_size_per_layer_input", 0);
+  const int dim = file.dimension_or_zero("hidden_size_per_layer_input");
   if (dim == 0) return;
   config.layer_input_vocab = file.dimension("vocab_size_per_layer_input");
   if (config.layer_input_vocab < config.vocab_size) {
@@ -276,7 +284,7 @@ void read_layer_inputs(const ConfigFile& file, ModelConfig& config) {
 
 /// The last num_kv_shared_layers read the keys and values of the last layer of their type before them (E2B, E4B).
 void share_caches(const ConfigFile& file, ModelConfig& config, const std::vector<std::string>& types) {
-  const int count = file.dimension_or_zero("num_kv_shared_layers", 0), first = config.num_layers - count;
+  const int count = file.dimension_or_zero("num_kv_shared_layers"), first = config.num_layers - count;
   const bool wide = file.flag("use_double_wide_mlp");
   for (int layer = first; layer < config.num_layers; ++layer) {
     const auto own = static_cast<std::size_t>(layer);
@@ -314,11 +322,12 @@ ExpertsSpec read_experts(const ConfigFile& file) {
 /// Gemma 4, dense, with experts, or with inputs of each layer: plain norm weights, normed values, global layers with
 /// larger heads whose keys may serve as values, scores that are not divided, and a factor on what each layer leaves.
 void describe_gemma4(const ConfigFile& file, ModelConfig& config) {
-  scale_embeddings(config);
+  config.embedding_scale = std::sqrt(1.0 * config.hidden_size);
   if (file.at("use_bidirectional_attention") == "all") file.unsupported_member("use_bidirectional_attention");
   config.logit_soft_cap = file.positive("final_logit_softcapping", 0);
   std::vector<std::string> types = read_layer_types(file, config, full_every(6, kSlidingAttention));
   types.back() = kFullAttention;
+  check_layer_members(file, types);
   BlockSpec block = plain_block(file, config, kSlidingAttention);
   block.mlp.experts = read_experts(file);
   block.mixer.softmax_scale = 1;

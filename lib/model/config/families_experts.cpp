@@ -30,13 +30,13 @@ void keep_dense(ModelConfig& config, const Sparse& sparse) {
 
 /// Dense MLPs in the first layers, as many as the file says.
 void keep_first_dense(const ConfigFile& file, ModelConfig& config) {
-  const int dense = file.dimension_or_zero("first_k_dense_replace", 0);
+  const int dense = file.dimension_or_zero("first_k_dense_replace");
   keep_dense(config, [&](int layer) { return layer >= dense; });
 }
 
 ExpertsSpec qwen_experts(const ConfigFile& file) {
   ExpertsSpec experts;
-  experts.count = file.dimension_or_zero("num_experts", 0);
+  experts.count = file.dimension_or_zero("num_experts");
   if (experts.count == 0) return experts;
   experts.top_k = file.dimension("num_experts_per_tok");
   experts.intermediate =
@@ -226,12 +226,12 @@ void describe_ernie_moe(const ConfigFile& file, ModelConfig& config) {
   experts.intermediate = file.dimension("moe_intermediate_size");
   experts.normalize = true;
   experts.choice_bias = "mlp.moe_statics.e_score_correction_bias";
-  experts.shared_intermediate = experts.intermediate * file.dimension_or_zero("moe_num_shared_experts", 0);
+  experts.shared_intermediate = experts.intermediate * file.dimension_or_zero("moe_num_shared_experts");
   if (experts.shared_intermediate > 0) experts.shared = "mlp.shared_experts";
   use_everywhere(config, experts);
-  const int first = file.dimension_or_zero("moe_layer_start_index", 0), period = file.dimension("moe_layer_interval");
-  const bool ends = file.has("moe_layer_end_index") && file.at("moe_layer_end_index") != -1;
-  const int last = ends ? file.dimension_or_zero("moe_layer_end_index", 0) : config.num_layers - 1;
+  const int first = file.dimension_or_zero("moe_layer_start_index"), period = file.dimension("moe_layer_interval");
+  const bool ends = file.at("moe_layer_end_index") != -1;
+  const int last = ends ? file.dimension_or_zero("moe_layer_end_index") : config.num_layers - 1;
   keep_dense(config, [&](int layer) { return (layer + 1) % period == 0 && layer >= first && layer <= last; });
 }
 

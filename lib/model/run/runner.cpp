@@ -44,11 +44,7 @@ class Runner : public ModelRunner {
   [[nodiscard]] std::unique_ptr<ModelPass> begin(std::span<const TokenSequence> sequences, const PassOptions& options,
                                                  Status& status) override {
     if (!options.prepare) checkpoint_->keep_reads();  // run(), for each of several methods
-    if (!told_) {
-      for (const std::string& text : config_.notices) status.warning(text);
-      for (const std::string& text : checkpoint_->notices()) status.warning(text);
-    }
-    told_ = true;
+    for (const std::string& text : std::exchange(untold_, {})) status.warning(text);
     return std::make_unique<Pass>(*decoder_, *checkpoint_, config_, sequences, options, status);
   }
 
@@ -63,14 +59,15 @@ class Runner : public ModelRunner {
   [[nodiscard]] std::unique_ptr<Decoder> open_decoder(const std::filesystem::path& model,
                                                       const DecoderOptions& options) {
     settle_layouts(config_, *checkpoint_);
+    untold_ = config_.notices;
     check_weights(config_, *checkpoint_, model.string());
     return make_decoder(config_, *checkpoint_, options);
   }
 
   ModelConfig config_;
   std::unique_ptr<const Checkpoint> checkpoint_;
+  std::vector<std::string> untold_;  // notices
   std::unique_ptr<Decoder> decoder_;
-  bool told_ = false;  // what config and checkpoint have to say
 };
 
 }  // namespace

@@ -15,6 +15,7 @@
 #include <atomic>
 #include <functional>
 #include <future>
+#include <map>
 #include <optional>
 #include <thread>
 
@@ -37,24 +38,16 @@ std::size_t reader_count(std::size_t pieces, int wanted) {
 }  // namespace
 
 at::ScalarType stored_type(DType dtype) {
-  switch (dtype) {
-    case DType::kF32:
-      return at::kFloat;
-    case DType::kBF16:
-      return at::kBFloat16;
-    case DType::kF16:
-      return at::kHalf;
-    case DType::kF8E4M3:
-      return at::kFloat8_e4m3fn;
-    case DType::kF8E5M2:
-      return at::kFloat8_e5m2;
-    case DType::kE8M0:
-      return at::kFloat8_e8m0fnu;
-    case DType::kU8:
-      return at::kByte;
-    default:
-      throw DataError("weights of " + std::string(name_of(dtype)) + " cannot be computed with", "", "");
-  }
+  static const std::map<DType, at::ScalarType> types{{DType::kF32, at::kFloat},
+                                                     {DType::kBF16, at::kBFloat16},
+                                                     {DType::kF16, at::kHalf},
+                                                     {DType::kF8E4M3, at::kFloat8_e4m3fn},
+                                                     {DType::kF8E5M2, at::kFloat8_e5m2},
+                                                     {DType::kE8M0, at::kFloat8_e8m0fnu},
+                                                     {DType::kU8, at::kByte}};
+  const auto found = types.find(dtype);
+  if (found != types.end()) return found->second;
+  throw DataError("weights of " + std::string(name_of(dtype)) + " cannot be computed with", "", "");
 }
 
 TensorRef slice(const TensorRef& stack, int index) {
@@ -153,8 +146,6 @@ at::Tensor unpack_mxfp4(const at::Tensor& blocks, const at::Tensor& scales, at::
 }
 
 }  // namespace
-
-bool is_float8(DType dtype) { return dtype == DType::kF8E4M3 || dtype == DType::kF8E5M2; }
 
 std::string scales_of(const WeightStore& store, const std::string& name) {
   return store.contains(name + "_scale") ? name + "_scale" : name + "_scale_inv";

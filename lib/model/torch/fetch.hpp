@@ -52,7 +52,6 @@ struct StoredWeight {
 /// The scales of the named rows of a float8 matrix (rows, columns), which may be broadcast over them.
 [[nodiscard]] at::Tensor scales_of_rows(const at::Tensor& scale, const at::Tensor& rows, const TensorRef& matrix,
                                         const std::string& name);
-[[nodiscard]] bool is_float8(DType dtype);
 /// libtorch's name of a type that weights are stored in. Throws DataError for others.
 [[nodiscard]] at::ScalarType stored_type(DType dtype);
 /// "…q_proj.weight" -> its scales: one for all, one per row, or one per block of rows and columns.

@@ -147,6 +147,7 @@ bool heads_differ(const Checkpoint& weights) {
 }  // namespace
 
 void settle_layouts(ModelConfig& config, const Checkpoint& weights) {
+  config.notices.insert(config.notices.end(), weights.notices().begin(), weights.notices().end());
   config.own_head = weights.contains(kHeadName);
   if (config.tie_word_embeddings && config.own_head && heads_differ(weights)) {
     config.notices.push_back(
@@ -283,8 +284,7 @@ bool can_be_read(const ModelConfig& config, const WeightSpec& spec, DType dtype)
   if (spec.bytes) return dtype == DType::kU8;
   if (is_activation_dtype(dtype)) return true;
   const bool expert_stack = spec.shape.size() == 3 && !spec.name.ends_with("conv1d.weight");
-  const bool float8 = dtype == DType::kF8E4M3 || dtype == DType::kF8E5M2;
-  return config.fp8 && float8 && (spec.shape.size() == 2 || expert_stack);
+  return config.fp8 && is_float8(dtype) && (spec.shape.size() == 2 || expert_stack);
 }
 
 }  // namespace

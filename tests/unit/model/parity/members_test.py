@@ -9,6 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[4] / "scripts"))
 import class_members  # which ends the test without transformers
 import torch
 import transformers
@@ -22,56 +23,16 @@ from tiny_models import SEEING
 
 TOKENS, TOGETHER = 40, 6
 TABLE = class_members.table()
-SIZES = {"vocab_size": 160, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 5, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 64, "moe_intermediate_size": 32, "num_experts": 8,
-         "num_local_experts": 8, "n_routed_experts": 8, "moe_num_experts": 8, "num_experts_per_tok": 2, "moe_k": 2, "moe_topk": 2,
-         "shared_expert_intermediate_size": 24, "shared_intermediate_size": 80, "kv_lora_rank": 32, "q_lora_rank": 24,
-         "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 12, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 16,
-         "linear_value_head_dim": 24, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "sliding_window": 12,
-         "n_shared_experts": 1, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "global_head_dim": 64,
-         "hidden_size_per_layer_input": 12, "vocab_size_per_layer_input": 160, "query_pre_attn_scalar": 24}
-# Members without which a family does not run, or not here, or that make more of it matter.
-LATENT = {"num_key_value_heads": 4}
-NEEDED = {"granitemoehybrid": {"num_local_experts": 0, "layer_types": ["full_attention"] * 5, "position_embedding_type": "rope",
-                               "mamba_n_heads": 8},
-          "deepseek_v2": LATENT, "deepseek_v3": LATENT, "glm4_moe_lite": LATENT | {"n_group": 1, "topk_group": 1},
-          "gpt_oss": {"intermediate_size": 64}, "gemma3_text": {"num_hidden_layers": 7},
-          "gemma4_text": {"num_hidden_layers": 7, "top_k_experts": 2}, "gemma4_unified_text": {"num_hidden_layers": 7},
-          "hunyuan_v1_moe": {"moe_intermediate_size": None},
-          "qwen2_5_vl_text": {"rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3]}}}
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
-NESTED = {"full_attention": YARN | {"rope_theta": 7e3}, "sliding_attention": {"rope_type": "default", "rope_theta": 500.0}}
-PLAIN = {"rope_type": "default", "rope_theta": 1e4}
-TYPES = ["full_attention", "sliding_attention"] * 4  # as many as there are layers
-# Values that are tried in every family, whether its class has the member or not.
-EVERYWHERE = [{name: value} for name, values in {
-    "is_causal": [False], "per_layer_config": [{"1": {"num_key_value_heads": 4}}, {"0": {"sliding_window": 5}}], "rope_theta": [777.0],
-    "partial_rotary_factor": [0.5], "head_dim": [48], "attention_bias": [True], "mlp_bias": [True], "layer_types": [TYPES],
-    "hidden_act": ["gelu", "relu", "gelu_new", "swish", "mish"], "hidden_activation": ["gelu"], "sliding_window": [None, 6],
-    "rope_parameters": [{"rope_type": "linear", "factor": 2.0, "rope_theta": 555.0}, YARN | {"attention_factor": 0.7}, NESTED, LLAMA3,
-                        YARN | {"mscale": 0.7, "mscale_all_dim": 1.3, "beta_fast": 8.0}, YARN | {"truncate": False}, PLAIN | {"factor": 3.0}],
-    "rope_scaling": [YARN, {"type": "linear", "factor": 2.0}, {"rope_type": "dynamic", "factor": 2.0}, LLAMA3,
-                     YARN | {"rope_theta": 333.0, "llama_4_scaling_beta": 0.1}],
-    "original_max_position_embeddings": [16], "sliding_window_pattern": [2], "rope_local_base_freq": [99.0],
-    "attn_logit_softcapping": [3.0], "final_logit_softcapping": [2.0], "logit_scale": [0.3], "tie_word_embeddings": [True, False],
-    "use_qk_norm": [True], "swiglu_limit": [0.2], "attention_chunk_size": [8], "num_kv_shared_layers": [1], "rotary_dim": [16],
-    "full_attention_interval": [3], "num_local_experts": [4], "num_experts": [4]}.items() for value in values]
-BOTH = [{"rope_parameters": PLAIN, "rope_scaling": YARN}, {"rope_theta": 4e3, "rope_scaling": {"rope_type": "linear", "factor": 3.0}},
-        {"use_sliding_window": True, "max_window_layers": 2, "sliding_window": 6}, {"use_sliding_window": True, "layer_types": TYPES}]
-OWN = {"use_bidirectional_attention": [True, "all"], "mlp_only_layers": [[1]], "no_rope_layers": [[1, 0, 1, 1, 0]], "clip_qkv": [0.5],
-       "topk_method": ["group_limited_greedy"], "mlp_layer_types": [["sparse", "dense", "sparse", "sparse", "dense"]],
-       "position_embedding_type": [None], "moe_layer_end_index": [3], "n_group": [1], "topk_group": [1], "q_lora_rank": [None],
-       "norm_topk_prob": [True, False], "num_global_key_value_heads": [1], "n_shared_experts": [None],
-       "first_k_dense_replace": [0], "moe_num_shared_experts": [0], "attn_logit_softcapping": [None], "final_logit_softcapping": [None]}
+# Tried are, in every family: "everywhere", whether its class has the member or not, and "together"; and "own" where its class has it.
+# "needed" makes a family run here, or more of it matter. "layer_types" are repeated for all layers.
+TRIED = json.loads(Path(__file__).with_name("members.json").read_text(encoding="utf-8"))
 
 
 class Family:
     def __init__(self, name):
         self.name, self.members = name, TABLE["members"][name]
-        self.sizes = {key: value for key, value in SIZES.items() if key in self.members and (key != "head_dim" or self.members[key])} | NEEDED.get(name, {})
-        if "kv_lora_rank" in self.members:
-            self.sizes.pop("head_dim", None)
+        known = [key for key in TRIED["sizes"] if key in self.members and (key != "head_dim" or self.members[key])]
+        self.sizes = {key: TRIED["sizes"][key] for key in known} | TRIED["needed"].get(name, {})
 
     def document(self, members):
         own = {"model_type": self.name, "dtype": "float32", "pad_token_id": None, "bos_token_id": None, "eos_token_id": None, **members}
@@ -88,23 +49,12 @@ class Family:
         kind = getattr(transformers, f"{OUTER[self.name]}ForConditionalGeneration") if self.name in OUTER else \
             MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
         torch.manual_seed(7)
-        model = kind(config).eval()
-        with torch.no_grad():
-            for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-                parity.randomize(name, tensor)
-        tokens = torch.arange(TOKENS).mul(37).remainder(160).view(1, -1)
-        golden, module = {"tokens": tokens}, sys.modules[type(model).__module__]
-        original = module.eager_attention_forward
-        try:
-            model.save_pretrained(folder)
-            parity.capture(model, golden)
-            with torch.no_grad():
-                golden["logits"] = model(tokens, use_cache=False).logits[0, ::16].float().contiguous()
-        finally:
-            module.eager_attention_forward = original
+        model = parity.randomized(kind(config))
+        model.save_pretrained(folder)
+        golden = parity.activations(model, torch.arange(TOKENS).mul(37).remainder(160).view(1, -1))
         if not all(torch.isfinite(tensor).all() for tensor in golden.values()):
             raise ValueError("not finite")
-        save_file({name: tensor.contiguous() for name, tensor in golden.items()}, folder / "golden.safetensors")
+        save_file(golden, folder / "golden.safetensors")
 
     def others(self):
         """Members that differ from the class's, some of which the class may not know."""
@@ -112,10 +62,10 @@ class Family:
             values = [not default] if isinstance(default, bool) else [default * 2] if isinstance(default, float) else \
                 [max(2, default // 2)] if isinstance(default, int) and name not in self.sizes else []
             values += ["another"] if isinstance(default, str) else []
-            yield from ({name: value} for value in values + OWN.get(name, []))
-        for members in EVERYWHERE + BOTH:
+            yield from ({name: value} for value in values + TRIED["own"].get(name, []))
+        for members in TRIED["everywhere"] + TRIED["together"]:
             layers = self.sizes["num_hidden_layers"]
-            yield members | {name: types[:layers] for name, types in members.items() if types is TYPES}
+            yield members | {name: (types * layers)[:layers] for name, types in members.items() if name == "layer_types"}
 
 
 class Judge:

@@ -19,7 +19,7 @@ except ImportError as error:
     sys.exit(77)
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-CONFIG = Path(__file__).parents[4] / "lib/model/config"
+CONFIG = Path(__file__).parents[1] / "lib/model/config"
 TABLE = CONFIG / "class_members.json"
 # Types whose class is that of another, or which only code beside their files knows.
 SAME_CLASS = {"gemma3": "gemma3_text", "kimi_k2": "deepseek_v3", "qwen2_5_vl": "qwen2_5_vl_text"}
