@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
@@ -164,16 +165,22 @@ Sums take_blocks(LayerStream& layer, const WorkShape& shape, const Zero& zero, c
   return std::move(*total);
 }
 
-/// A model computes no layer of zeros: the rows were lost before they came here.
+/// A model computes no head of zeros, nor one whose squares leave float32, in which covariances are kept.
 void require_values(const AdditiveMoments& moments, LayerStream& layer) {
   for (const auto& [moment, sums] : moments.sums) {
-    if (std::ranges::any_of(sums.sums.data, [](double v) { return v != 0; })) continue;
-    QkvChunk first;
-    layer.rewind();
-    (void)layer.skip(first);
-    const char* const rows = moment == Moment::kQqt ? "q" : moment == Moment::kKtk ? "k" : "v";
-    throw DataError(std::string("every ") + rows + " of this layer is zero", first.where,
-                    "look at how it was dumped, and dump this layer again");
+    for (int head = 0; head < sums.sums.count; ++head) {
+      const std::span<const double> squares = sums.sums[head];
+      const double largest = std::ranges::max(squares) / sums.total[static_cast<std::size_t>(head)];
+      if (largest >= std::numeric_limits<float>::min() && largest <= std::numeric_limits<float>::max()) continue;
+      QkvChunk first;
+      layer.rewind();
+      (void)layer.skip(first);
+      const std::string rows = moment == Moment::kQqt ? "q" : moment == Moment::kKtk ? "k" : "v";
+      throw DataError(
+          (largest > 1 ? "a " : "every ") + rows + " of KV head " + std::to_string(head) +
+              (largest == 0 ? " is zero" : " is so small, or so large, that float32 cannot hold its square"),
+          first.where, "look at how it was made, and dump this layer again; or leave the layer out with --layers");
+    }
   }
 }
 

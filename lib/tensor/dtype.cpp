@@ -15,20 +15,22 @@ namespace {
 struct NamedType {
   DType dtype;
   std::size_t size;
-  std::string_view name;
+  std::string_view name, safetensors;
 };
 
-constexpr std::array<NamedType, 11> kTypes{{{DType::kF64, 8, "float64"},
-                                            {DType::kF32, 4, "float32"},
-                                            {DType::kF16, 2, "float16"},
-                                            {DType::kBF16, 2, "bfloat16"},
-                                            {DType::kI64, 8, "int64"},
-                                            {DType::kI32, 4, "int32"},
-                                            {DType::kI16, 2, "int16"},
-                                            {DType::kI8, 1, "int8"},
-                                            {DType::kU8, 1, "uint8"},
-                                            {DType::kBool, 1, "bool"},
-                                            {DType::kF8E4M3, 1, "float8_e4m3fn"}}};
+constexpr std::array<NamedType, 13> kTypes{{{DType::kF64, 8, "float64", "F64"},
+                                            {DType::kF32, 4, "float32", "F32"},
+                                            {DType::kF16, 2, "float16", "F16"},
+                                            {DType::kBF16, 2, "bfloat16", "BF16"},
+                                            {DType::kI64, 8, "int64", "I64"},
+                                            {DType::kI32, 4, "int32", "I32"},
+                                            {DType::kI16, 2, "int16", "I16"},
+                                            {DType::kI8, 1, "int8", "I8"},
+                                            {DType::kU8, 1, "uint8", "U8"},
+                                            {DType::kBool, 1, "bool", "BOOL"},
+                                            {DType::kF8E4M3, 1, "float8_e4m3fn", "F8_E4M3"},
+                                            {DType::kF8E5M2, 1, "float8_e5m2", "F8_E5M2"},
+                                            {DType::kE8M0, 1, "float8_e8m0fnu", "F8_E8M0"}}};
 
 const NamedType& entry(DType dtype) { return kTypes[static_cast<std::size_t>(dtype)]; }
 
@@ -46,6 +48,15 @@ void round_to_bf16(std::span<float> values) { round_floats_to_bf16(values.data()
 
 std::size_t size_of(DType dtype) { return entry(dtype).size; }
 std::string_view name_of(DType dtype) { return entry(dtype).name; }
+
+std::string_view safetensors_name_of(DType dtype) { return entry(dtype).safetensors; }
+
+std::optional<DType> find_safetensors_dtype(std::string_view name) {
+  for (const NamedType& type : kTypes) {
+    if (type.safetensors == name) return type.dtype;
+  }
+  return std::nullopt;
+}
 
 DType dtype_from_name(std::string_view name) {
   std::string known;

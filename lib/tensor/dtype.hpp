@@ -5,22 +5,29 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 
 namespace oscar {
 
-enum class DType : std::uint8_t { kF64, kF32, kF16, kBF16, kI64, kI32, kI16, kI8, kU8, kBool, kF8E4M3 };
+enum class DType : std::uint8_t { kF64, kF32, kF16, kBF16, kI64, kI32, kI16, kI8, kU8, kBool, kF8E4M3, kF8E5M2, kE8M0 };
 
 [[nodiscard]] std::size_t size_of(DType dtype);
 /// "float32", "bfloat16", "int64" …
 [[nodiscard]] std::string_view name_of(DType dtype);
+/// "F32", "BF16", "I64" …: the names in safetensors files.
+[[nodiscard]] std::string_view safetensors_name_of(DType dtype);
+[[nodiscard]] std::optional<DType> find_safetensors_dtype(std::string_view name);
 /// The inverse of name_of. Throws UsageError that lists the names.
 [[nodiscard]] DType dtype_from_name(std::string_view name);
 /// True for the types that activations come in: float32, float16, bfloat16.
 [[nodiscard]] constexpr bool is_activation_dtype(DType dtype) {
   return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
 }
+
+/// Of numbers; kE8M0 is of scales.
+[[nodiscard]] constexpr bool is_float8(DType dtype) { return dtype == DType::kF8E4M3 || dtype == DType::kF8E5M2; }
 
 /// bfloat16 bits to float, exact.
 [[nodiscard]] inline float float_from_bf16(std::uint16_t bits) {

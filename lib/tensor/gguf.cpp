@@ -242,6 +242,11 @@ GgufFile::GgufFile(const std::filesystem::path& path) : path_(path.string()), fi
   const auto magic = cursor.take(4);
   if (std::memcmp(magic.data(), "GGUF", 4) != 0) cursor.fail("it does not begin with \"GGUF\"");
   version_ = cursor.read<std::uint32_t>();
+  constexpr std::uint32_t kLargest = 0xffff;  // with its bytes turned, a small number is larger
+  if (version_ > kLargest) {
+    throw DataError("the GGUF file is for big-endian machines, which is not supported", path_,
+                    "use the little-endian file of the model");
+  }
   if (version_ < 2 || version_ > 3) cursor.fail("version " + std::to_string(version_) + " is not 2 or 3");
   const auto num_tensors = cursor.read<std::uint64_t>();
   const auto num_entries = cursor.read<std::uint64_t>();

@@ -23,29 +23,6 @@ constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;  // the limit of the refe
 constexpr const char* kMetadata = "__metadata__";
 constexpr const char* kChecksums = "sha256";  // of the metadata
 
-constexpr std::array<std::pair<DType, std::string_view>, 11> kNames{{{DType::kF64, "F64"},
-                                                                     {DType::kF32, "F32"},
-                                                                     {DType::kF16, "F16"},
-                                                                     {DType::kBF16, "BF16"},
-                                                                     {DType::kI64, "I64"},
-                                                                     {DType::kI32, "I32"},
-                                                                     {DType::kI16, "I16"},
-                                                                     {DType::kI8, "I8"},
-                                                                     {DType::kU8, "U8"},
-                                                                     {DType::kBool, "BOOL"},
-                                                                     {DType::kF8E4M3, "F8_E4M3"}}};
-
-std::optional<DType> dtype_from_header(std::string_view name) {
-  for (const auto& [dtype, text] : kNames) {
-    if (text == name) return dtype;
-  }
-  return std::nullopt;
-}
-
-std::string_view header_name(DType dtype) {
-  return std::find_if(kNames.begin(), kNames.end(), [&](const auto& entry) { return entry.first == dtype; })->second;
-}
-
 [[noreturn]] void refuse_safetensors(const std::string& what, const std::string& where) {
   throw DataError(what, where, "fetch or write the file again");
 }
@@ -163,7 +140,7 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : path_(path
       refuse_safetensors("truncated: the tensor lies outside the file", where);
     }
     ranges.push_back(entry.range);
-    if (const std::optional<DType> dtype = dtype_from_header(entry.dtype)) {
+    if (const std::optional<DType> dtype = find_safetensors_dtype(entry.dtype)) {
       tensors_[name] = tensor_ref(entry, *dtype, payload, where);
     } else {
       unsupported_[name] = entry.dtype;
@@ -197,6 +174,13 @@ void SafetensorsFile::verify(const std::string& name) const { require_checksum(n
 
 void SafetensorsFile::verify_all() const {
   for (const auto& [name, tensor] : tensors_) require_checksum(name, tensor.data);
+}
+
+std::vector<std::string> SafetensorsFile::names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : tensors_) names.push_back(name);
+  for (const auto& [name, dtype] : unsupported_) names.push_back(name);
+  return names;
 }
 
 const TensorRef& SafetensorsFile::at(const std::string& name) const {
@@ -245,8 +229,9 @@ void write_safetensors(const std::filesystem::path& path, const std::vector<std:
   for (const auto& [name, tensor] : tensors) {
     OSCAR_CHECK(name != kMetadata && !header.contains(name));
     const std::uint64_t end = offset + tensor.data.size();
-    header[name] = {
-        {"dtype", header_name(tensor.dtype)}, {"shape", tensor.shape}, {"data_offsets", Json::array({offset, end})}};
+    header[name] = {{"dtype", safetensors_name_of(tensor.dtype)},
+                    {"shape", tensor.shape},
+                    {"data_offsets", Json::array({offset, end})}};
     offset = end;
   }
   std::string text = header.dump();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The safetensors format: u64 header length, JSON header, payload. Files are mapped; tensors are references into the
 // map. Of files at a server (base/places.hpp) references are names only, which read() takes. A tensor of a type that
-// DType lacks (F8_E5M2 …) is an error only for those who ask for it.
+// DType lacks (F4 …) is an error only for those who ask for it.
 #pragma once
 
 #include <cstddef>
@@ -35,6 +35,8 @@ class SafetensorsFile {
   explicit SafetensorsFile(const std::filesystem::path& path);
 
   [[nodiscard]] const std::map<std::string, TensorRef>& tensors() const noexcept { return tensors_; }
+  /// Returns the names of all tensors, those of types that are not supported among them.
+  [[nodiscard]] std::vector<std::string> names() const;
   [[nodiscard]] const std::map<std::string, std::string>& metadata() const noexcept { return metadata_; }
   /// Returns a tensor by its name. Throws DataError that names the file and the tensor.
   [[nodiscard]] const TensorRef& at(const std::string& name) const;

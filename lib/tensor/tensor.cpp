@@ -54,6 +54,10 @@ void convert_elements(DType dtype, const std::byte* data, std::size_t count, Out
       std::transform(byte, byte + count, out, [](std::uint8_t v) { return static_cast<Out>(float_from_f8e4m3(v)); });
       return;
     }
+    case DType::kF8E5M2:
+    case DType::kE8M0:
+      throw DataError("values of " + std::string(name_of(dtype)) + " are read as weights of models only", "",
+                      "save them as float32");
   }
 }
 

@@ -57,6 +57,11 @@ Described describe_folder(const fs::path& model) {
   return {ConfigFile(model / "config.json"), identity};
 }
 
+bool says_no_words(const fs::path& gguf) {
+  const GgufModel model(gguf);
+  return model.metadata().text("tokenizer.ggml.model") == "gpt2" && !model.metadata().text("tokenizer.ggml.pre");
+}
+
 /// Heads are those of the layers that keep a cache.
 void settle_sizes(ModelConfig& config) {
   const MixerSpec& mixer = config.block(config.cache_layers().front()).mixer;
@@ -72,11 +77,13 @@ void settle_sizes(ModelConfig& config) {
 
 void check_quantization(const ConfigFile& file, ModelConfig& config) {
   if (!file.has("quantization_config")) return;
-  const Json& member = file.json().at("quantization_config");
+  const Json& member = file.at("quantization_config");
   const std::string method = member.is_object() ? member.value("quant_method", "") : "";
   const bool float8 = method == "compressed-tensors" && member.value("format", "") == "float-quantized";
   if (method == "fp8" || method == "fbgemm_fp8" || float8) {
     config.fp8 = true;
+    const Json blocks = member.value("weight_block_size", Json());
+    if (!blocks.is_null() && blocks != Json{128, 128}) file.unsupported("\"weight_block_size\": " + blocks.dump());
   } else if (method != "mxfp4") {
     file.refuse("the checkpoint is quantized with \"" + method + "\", which is not supported",
                 "use the checkpoint that it was made from, or one in float8 (\"fp8\") or mxfp4");
@@ -88,18 +95,18 @@ void read_sizes(const ConfigFile& file, ModelConfig& config) {
   config.num_layers = file.dimension("num_hidden_layers");
   config.num_attention_heads = file.dimension("num_attention_heads");
   config.num_key_value_heads = file.dimension("num_key_value_heads", config.num_attention_heads);
-  if (!file.has("head_dim") && config.hidden_size % config.num_attention_heads != 0) {
+  const char* own = file.has("qk_rope_head_dim") ? "qk_rope_head_dim" : "head_dim";
+  if (!file.has(own) && config.hidden_size % config.num_attention_heads != 0) {
     file.refuse("hidden_size is not a multiple of num_attention_heads and there is no head_dim");
   }
-  config.head_dim = file.dimension("head_dim", config.hidden_size / config.num_attention_heads);
+  config.head_dim = file.dimension(own, config.hidden_size / config.num_attention_heads);
   config.vocab_size = file.dimension("vocab_size");
   config.max_position_embeddings = file.dimension("max_position_embeddings");
-  const std::array<const char*, 3> others{"layer_norm_eps", "norm_epsilon", "norm_eps"};
-  const auto* const named =
-      std::find_if(others.begin(), others.end(), [&](const char* name) { return file.has(name); });
-  const bool usual = file.has("rms_norm_eps") || named == others.end();
-  config.rms_norm_eps = file.positive(usual ? "rms_norm_eps" : *named);
+  for (const char* name : {"rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps"}) {
+    if (file.has(name)) config.rms_norm_eps = file.positive(name);
+  }
   config.tie_word_embeddings = file.flag("tie_word_embeddings");
+  config.own_head = !config.tie_word_embeddings;
   if (config.num_attention_heads % config.num_key_value_heads != 0) {
     file.refuse("num_attention_heads (" + std::to_string(config.num_attention_heads) +
                 ") is not a multiple of num_key_value_heads (" + std::to_string(config.num_key_value_heads) + ")");
@@ -129,8 +136,8 @@ ModelConfig read_model_config(const fs::path& model) {
   auto [file, identity] = is_gguf(model) ? describe_gguf(model) : describe_folder(model);
   ModelConfig config;
   config.model_type = file.text("model_type", "");
-  check_architecture(file, config.model_type);
-  config.torch_dtype = file.text("torch_dtype", file.text("dtype", "float32"));
+  is_gguf(model) ? file.use_members(file.all()) : check_architecture(file, config.model_type);
+  config.torch_dtype = file.text("dtype", file.text("torch_dtype", "float32"));
   constexpr std::array<const char*, 3> kTypes{"float32", "float16", "bfloat16"};
   if (std::find(kTypes.begin(), kTypes.end(), config.torch_dtype) == kTypes.end()) {
     file.unsupported("\"torch_dtype\": \"" + config.torch_dtype + "\"");
@@ -138,6 +145,12 @@ ModelConfig read_model_config(const fs::path& model) {
   read_sizes(file, config);
   check_quantization(file, config);
   describe_architecture(file, config);
+  config.notices = file.check_members();
+  if (is_gguf(model) && says_no_words(model)) {
+    config.notices.push_back(
+        "the file does not say how text is cut into words (tokenizer.ggml.pre is missing): it is cut "
+        "as llama.cpp does then, which may be wrong");
+  }
   config.identity = identity;
   settle_sizes(config);
   return config;

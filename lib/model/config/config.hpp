@@ -6,6 +6,7 @@
 #pragma once
 
 #include <filesystem>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -62,13 +63,12 @@ struct MixerSpec {
   RopeSpec rope;
   // Latent attention: k = (latent, rope) and v = latent of one head, queries of all heads.
   int latent_dim = 0, query_latent_dim = 0, nope_dim = 0, head_value_dim = 0;
-  bool latent_bias = false;
   // Gated delta rule: num_kv_heads key heads of head_dim, num_heads value heads of value_dim.
   int conv_width = 0;
   bool fused_delta = false;  // in_proj_qkvz and in_proj_ba, grouped by key head
 };
 
-enum class Activation { kSilu, kGeluTanh, kClampedSwish, kSquaredRelu, kXielu };
+enum class Activation { kSilu, kGelu, kGeluTanh, kRelu, kClampedSwish, kSquaredRelu, kXielu };
 enum class Router { kSoftmax, kSoftmaxOfChosen, kSigmoid };
 /// kStackedParts: stacks of gate, up and down, (out, in) each, as GGUF has them. kStackedByInput: stacks of (in, out).
 /// kStackedTransposed: the same with biases, and gate and up in turns (gpt-oss).
@@ -114,8 +114,9 @@ struct BlockSpec {
   std::string mixer_norm = "input_layernorm", mixer_out_norm;
   std::string mlp_norm = "post_attention_layernorm", mlp_out_norm;
   std::string scalar;
-  bool parallel = false;      // the MLP reads the hidden states that the mixer reads
-  double residual_scale = 1;  // of what the mixer and the MLP add
+  std::set<std::string> biased;  // matrices that have a bias, beside those that the specs above name
+  bool parallel = false;         // the MLP reads the hidden states that the mixer reads
+  double residual_scale = 1;     // of what the mixer and the MLP add
   // Tokens have an embedding of input_dim channels for each layer, and this layer's is number input_index. The input is
   // (norm(projected) + embedding * sqrt(input_dim)) / sqrt(2), where `projected` is of the tokens' first hidden states,
   // / sqrt(hidden_size).
@@ -146,9 +147,11 @@ struct ModelConfig {
   double logit_soft_cap = 0;  // 0 = none
   int layer_input_vocab = 0;  // of the embeddings that tokens have for each layer (BlockSpec::input_dim)
   bool tie_word_embeddings = false;
+  bool own_head = true;           // the checkpoint has a head beside the embedding
   bool fp8 = false;               // matrices may be float8 with scales beside them
   std::vector<BlockSpec> blocks;  // num_layers
   ModelIdentity identity;
+  std::vector<std::string> notices;  // what users should know of how the file was read
 
   [[nodiscard]] const BlockSpec& block(int layer) const { return blocks.at(static_cast<std::size_t>(layer)); }
   /// Why the attention of its layers cannot be replaced by that of a set (AttentionHook); empty if it can.

@@ -4,7 +4,12 @@
 #pragma once
 
 #include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "base/json.hpp"
 #include "model/config/config.hpp"
@@ -18,56 +23,72 @@ class ConfigFile {
   /// Takes a document that does not lie in a file of its own. where: names it in errors.
   ConfigFile(Json document, std::string where);
 
-  /// Returns an object of the file, with errors that name the file, too.
-  [[nodiscard]] ConfigFile part(Json members) const { return {std::move(members), path_}; }
+  /// Takes the file for one of this model type: what it leaves out has the value of transformers' class, and what the
+  /// class does not know is not read (class_members.json). Throws DataError if it tells one thing by two names that
+  /// differ.
+  void use_class(const std::string& model_type);
+  /// The same with these members of a class.
+  void use_members(Json members);
+  /// Returns the value that the class gives; null if it has no such member.
+  [[nodiscard]] Json class_value(const char* name) const { return class_.value(name, Json()); }
+  [[nodiscard]] bool of_class(const char* name) const { return class_.contains(name); }
 
-  /// Adds the members that the file lacks.
-  void use_defaults(const Json& members);
-
-  [[nodiscard]] const Json& json() const { return json_; }
-  [[nodiscard]] bool has(const char* name) const;
+  /// Returns a member, null if there is none. What is asked for here and below counts as read.
+  [[nodiscard]] const Json& at(const char* name) const;
+  [[nodiscard]] bool has(const char* name) const { return !at(name).is_null(); }
+  [[nodiscard]] const Json& all() const { return json_; }
+  /// Returns an object in the file, `members`, which lies at `name`.
+  [[nodiscard]] ConfigFile part(const std::string& name, Json members) const;
   /// Returns the positive whole number of this name. Throws DataError if there is none.
   [[nodiscard]] int dimension(const char* name) const;
   [[nodiscard]] int dimension(const char* name, int otherwise) const { return has(name) ? dimension(name) : otherwise; }
-  /// Returns the whole number of this name, which may be 0, or `otherwise` where it is missing. Throws DataError for
-  /// anything else.
-  [[nodiscard]] int dimension_or_zero(const char* name, int otherwise) const {
-    return has(name) && json_.at(name) == 0 ? 0 : dimension(name, otherwise);
+  /// Returns the whole number of this name, 0 if there is none. Throws DataError for anything else.
+  [[nodiscard]] int dimension_or_zero(const char* name) const {
+    return at(name) == 0 || !has(name) ? 0 : dimension(name);
   }
-  /// Returns the positive number of this name in `parent`. Throws DataError if there is none.
-  [[nodiscard]] double positive(const Json& parent, const char* name) const;
-  [[nodiscard]] double positive(const char* name) const { return positive(json_, name); }
+  /// Returns the positive, finite number of this name. Throws DataError if there is none.
+  [[nodiscard]] double positive(const char* name) const;
   [[nodiscard]] double positive(const char* name, double otherwise) const {
     return has(name) ? positive(name) : otherwise;
   }
   [[nodiscard]] bool flag(const char* name, bool otherwise = false) const;
   [[nodiscard]] std::string text(const char* name, const std::string& otherwise) const;
 
+  /// Says of what stands in two places which is taken.
+  void notice(const std::string& text) const { log_->notices.push_back(text); }
+  /// Returns what was said, and one notice of members that the class does not know. Throws DataError for a member of
+  /// the class that nothing read and that has another value than the class gives.
+  [[nodiscard]] std::vector<std::string> check_members() const;
+
   [[noreturn]] void refuse(const std::string& what, const std::string& remedy = "fetch the checkpoint again") const;
   /// Throws DataError for a setting that this program does not know to execute.
   [[noreturn]] void unsupported(const std::string& what) const;
+  /// The same, of a member with the value that it has.
+  [[noreturn]] void unsupported_member(const std::string& name) const;
 
  private:
-  std::string path_;
-  Json json_;
+  struct Log {
+    std::set<std::string> read;
+    std::vector<std::string> notices;
+    std::map<std::string, Json> parts;  // by name: objects in the file some of whose members were read
+  };
+
+  std::string path_, prefix_;
+  Json json_, outer_, unknown_, class_ = Json::object();
+  std::shared_ptr<Log> log_ = std::make_shared<Log>();
 };
 
-/// What a model family takes for members that its config.json leaves out. theta 0: it must be there.
-struct RopeDefaults {
-  double theta = 0;
-  double partial = 1;  // of the head
-  bool alpha = false;  // "dynamic" may have an "alpha", by which the base grows once and for all
-};
+/// Returns what the file says of rotary embeddings in layers of this type: "rope_parameters", of one type if they are
+/// nested, or "rope_scaling", as older files have it, which counts where both stand there, as in transformers. layered:
+/// "rope_parameters" are nested, and "rope_scaling" is added to those of layers that see all (Gemma 3, OLMo 3).
+[[nodiscard]] ConfigFile rope_members(const ConfigFile& file, const std::string& layer_type, bool layered = false);
 
 /// Reads the rotary embedding of heads of `head_dim` channels in layers of this type ("full_attention",
-/// "sliding_attention", …; matters only where the file tells them apart). Throws DataError: a type that is not
-/// supported, or a member that is missing.
+/// "sliding_attention", …; matters only where the file tells them apart). sliding_theta: the base in layers that slide,
+/// where these differ from the others (`layered`). Throws DataError: a type that is not supported, or a member that is
+/// missing.
 [[nodiscard]] RopeSpec read_rope(const ConfigFile& file, const std::string& layer_type, int head_dim,
-                                 const RopeDefaults& defaults = {});
-
-/// Reads the angle of sliding layers that have one of their own (Gemma 3): nested, or "rope_local_base_freq" in older
-/// files.
-[[nodiscard]] RopeSpec read_local_rope(const ConfigFile& file, int head_dim);
+                                 std::optional<double> sliding_theta = {});
 
 /// 0.1 * weight * ln(factor) + 1: by how much YaRN sharpens attention for a longer context.
 [[nodiscard]] double yarn_scale(double factor, double weight = 1);

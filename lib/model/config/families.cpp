@@ -2,8 +2,8 @@
 #include "model/config/families.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
+#include <map>
 
 #include "base/text.hpp"
 
@@ -11,14 +11,16 @@ namespace oscar {
 namespace {
 
 Activation read_activation(const ConfigFile& file) {
-  const std::string name = file.text("hidden_activation", file.text("hidden_act", "silu"));
-  if (name == "silu") return Activation::kSilu;
-  if (name == "gelu_pytorch_tanh" || (name == "gelu" && file.text("model_type", "") == "gemma")) {
-    return Activation::kGeluTanh;
-  }
-  if (name == "relu2") return Activation::kSquaredRelu;
-  if (name == "xielu") return Activation::kXielu;
-  file.unsupported("\"hidden_act\": \"" + name + "\"");
+  using enum Activation;
+  static const std::map<std::string, Activation> names{
+      {"silu", kSilu},         {"swish", kSilu}, {"gelu", kGelu},         {"gelu_pytorch_tanh", kGeluTanh},
+      {"gelu_new", kGeluTanh}, {"relu", kRelu},  {"relu2", kSquaredRelu}, {"xielu", kXielu}};
+  const char* member = file.has("hidden_activation") ? "hidden_activation" : "hidden_act";
+  const auto found = names.find(file.text(member, ""));
+  const std::string family = file.text("model_type", "");
+  if (found == names.end() || (found->second == kXielu && family != "apertus")) file.unsupported_member(member);
+  // The first files of Gemma name another activation than they mean.
+  return found->second == kGelu && family == "gemma" ? kGeluTanh : found->second;
 }
 
 /// A window that holds the whole context is none.
@@ -38,23 +40,18 @@ const Family* find_family(const std::string& model_type) {
 
 }  // namespace
 
-BlockSpec plain_block(const ConfigFile& file, const ModelConfig& config, const RopeDefaults& rope,
-                      const std::string& layer_type) {
+BlockSpec plain_block(const ConfigFile& file, const ModelConfig& config, const std::string& layer_type) {
   BlockSpec block;
   block.mixer.num_heads = config.num_attention_heads;
   block.mixer.num_kv_heads = config.num_key_value_heads;
   block.mixer.head_dim = block.mixer.value_dim = config.head_dim;
   block.mixer.softmax_scale = 1 / std::sqrt(static_cast<double>(config.head_dim));
-  block.mixer.rope = read_rope(file, layer_type, config.head_dim, rope);
+  block.mixer.rope = read_rope(file, layer_type, config.head_dim);
+  const bool all = file.flag("use_bias");
+  block.mixer.qkv_bias = block.mixer.output_bias = file.flag("attention_bias") || all;
+  block.mlp.bias = file.flag("mlp_bias") || all;
   block.mlp.activation = read_activation(file);
-  block.mlp.intermediate = file.dimension("intermediate_size");
-  return block;
-}
-
-BlockSpec biased_block(const ConfigFile& file, const ModelConfig& config, const RopeDefaults& rope,
-                       const std::string& layer_type) {
-  BlockSpec block = plain_block(file, config, rope, layer_type);
-  block.mixer.qkv_bias = block.mixer.output_bias = file.flag("attention_bias");
+  if (file.has("intermediate_size")) block.mlp.intermediate = file.dimension("intermediate_size");
   return block;
 }
 
@@ -77,7 +74,7 @@ std::vector<std::string> read_layer_types(const ConfigFile& file, const ModelCon
     for (int layer = 0; layer < config.num_layers; ++layer) types.push_back(otherwise(layer));
     return types;
   }
-  const Json& list = file.json().at("layer_types");
+  const Json& list = file.at("layer_types");
   if (!list.is_array() || list.size() != static_cast<std::size_t>(config.num_layers)) {
     file.refuse("member \"layer_types\" must be a list of " + plural(config.num_layers, "name"));
   }
@@ -117,7 +114,7 @@ void drop_positions(ModelConfig& config, const std::vector<std::string>& types) 
 }
 
 void check_architecture(ConfigFile& file, const std::string& model_type) {
-  if (const Family* found = find_family(model_type)) return file.use_defaults(Json::parse(found->defaults));
+  if (find_family(model_type) != nullptr) return file.use_class(model_type);
   if (model_type.empty()) file.refuse("\"model_type\", the name of the architecture, is missing");
   std::vector<std::string> types;
   for (const auto& families : {dense_families(), expert_families()}) {

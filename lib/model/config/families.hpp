@@ -11,7 +11,8 @@
 
 namespace oscar {
 
-/// Adds what published files of this type leave out. Throws DataError that lists the supported types if this is none.
+/// Adds the members that the file leaves out, as transformers' class of this type does. Throws DataError that lists the
+/// supported types if this is none.
 void check_architecture(ConfigFile& file, const std::string& model_type);
 /// Fills config.blocks and whatever else depends on the architecture; config has the common numbers already. Throws
 /// DataError for a setting that is not supported.
@@ -20,7 +21,6 @@ void describe_architecture(const ConfigFile& file, ModelConfig& config);
 struct Family {
   const char* model_type;
   void (*describe)(const ConfigFile&, ModelConfig&);
-  const char* defaults = "{}";  // what published files of this type leave out
 };
 /// Families without experts, or with experts beside a dense MLP (families_dense.cpp).
 [[nodiscard]] std::span<const Family> dense_families();
@@ -39,13 +39,11 @@ using LayerTypes = std::function<std::string(int layer)>;
 /// All layers slide if there is a window.
 [[nodiscard]] LayerTypes all_windowed(const ConfigFile& file);
 
-/// Llama's block: RMS norms, rotary grouped-query attention, gated MLP.
-[[nodiscard]] BlockSpec plain_block(const ConfigFile& file, const ModelConfig& config, const RopeDefaults& rope,
+/// Llama's block: RMS norms, rotary grouped-query attention, gated MLP; biases as "attention_bias" (of q, k, v and
+/// outputs), "mlp_bias" and "use_bias" (of all) say.
+[[nodiscard]] BlockSpec plain_block(const ConfigFile& file, const ModelConfig& config,
                                     const std::string& layer_type = kFullAttention);
-/// The same with biases of q, k, v and outputs as "attention_bias" says.
-[[nodiscard]] BlockSpec biased_block(const ConfigFile& file, const ModelConfig& config, const RopeDefaults& rope,
-                                     const std::string& layer_type = kFullAttention);
-/// The type of every layer; `otherwise` tells it where the file does not.
+/// The type of every layer; `otherwise` tells it where the file does not, or the class has no such member.
 [[nodiscard]] std::vector<std::string> read_layer_types(const ConfigFile& file, const ModelConfig& config,
                                                         const LayerTypes& otherwise);
 /// Gives all layers this block, with a window in those that slide. Refuses other types of layers.
@@ -58,9 +56,10 @@ std::vector<std::string> fill_blocks(const ConfigFile& file, ModelConfig& config
 void drop_positions(ModelConfig& config, const std::vector<std::string>& types);
 
 // Families that others differ from.
+void fill_qwen(const ConfigFile& file, ModelConfig& config, const BlockSpec& block);
 void describe_qwen2(const ConfigFile& file, ModelConfig& config);
 void describe_qwen3(const ConfigFile& file, ModelConfig& config);
-[[nodiscard]] BlockSpec hunyuan_block(const ConfigFile& file, const ModelConfig& config);
-[[nodiscard]] BlockSpec ernie_block(const ConfigFile& file, const ModelConfig& config);
+void describe_hunyuan(const ConfigFile& file, ModelConfig& config);
+void describe_ernie(const ConfigFile& file, ModelConfig& config);
 
 }  // namespace oscar

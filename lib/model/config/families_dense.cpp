@@ -1,49 +1,54 @@
 // SPDX-License-Identifier: MIT
 // Dense models, and Gemma 4, whose experts stand beside a dense MLP.
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdlib>
 
 #include "model/config/families.hpp"
 
 namespace oscar {
-namespace {
 
-/// Layers from max_window_layers on slide if use_sliding_window is set.
+/// Where windows are used: layers from max_window_layers on, or all if there is no such member; in Qwen2-MoE every
+/// other one of those before.
 void fill_qwen(const ConfigFile& file, ModelConfig& config, const BlockSpec& block) {
-  const bool slides = file.flag("use_sliding_window") && file.has("sliding_window");
-  const int first = slides ? file.dimension("max_window_layers", 28) : config.num_layers;
-  fill_blocks(file, config, block, [&](int layer) { return layer >= first ? kSlidingAttention : kFullAttention; });
+  const bool used = file.flag("use_sliding_window", true);
+  const int first = file.dimension_or_zero("max_window_layers");
+  const bool slides = file.has("sliding_window") && used, alternates = config.model_type == "qwen2_moe";
+  const auto types = fill_blocks(file, config, block, [&](int layer) {
+    const bool own = alternates ? layer % 2 == 0 && layer < first : layer >= first;
+    return slides && own ? kSlidingAttention : kFullAttention;
+  });
+  const bool unused = !slides && std::ranges::find(types, kSlidingAttention) != types.end();
+  if (unused) file.unsupported("a layer that slides without \"use_sliding_window\"");
 }
 
-}  // namespace
-
 void describe_qwen2(const ConfigFile& file, ModelConfig& config) {
-  BlockSpec block = plain_block(file, config, {});
+  BlockSpec block = plain_block(file, config);
   block.mixer.qkv_bias = true;
   fill_qwen(file, config, block);
 }
 
 void describe_qwen3(const ConfigFile& file, ModelConfig& config) {
-  BlockSpec block = biased_block(file, config, {});
+  BlockSpec block = plain_block(file, config);
   block.mixer.head_norm = HeadNorm::kPerHead;
   fill_qwen(file, config, block);
 }
 
 /// Hunyuan: heads are normed behind RoPE.
-BlockSpec hunyuan_block(const ConfigFile& file, const ModelConfig& config) {
-  BlockSpec block = biased_block(file, config, {10000, 1, true});
+void describe_hunyuan(const ConfigFile& file, ModelConfig& config) {
+  BlockSpec block = plain_block(file, config);
   block.mixer.head_norm = HeadNorm::kPerHead;
   block.mixer.norm_after_rope = true;
   block.mixer.query_norm = "self_attn.query_layernorm";
   block.mixer.key_norm = "self_attn.key_layernorm";
-  return block;
+  fill_blocks(file, config, block);
 }
 
-BlockSpec ernie_block(const ConfigFile& file, const ModelConfig& config) {
-  BlockSpec block = plain_block(file, config, {5e5});
+void describe_ernie(const ConfigFile& file, ModelConfig& config) {
+  BlockSpec block = plain_block(file, config);
   block.mixer.rope.interleaved = true;
-  block.mixer.qkv_bias = block.mixer.output_bias = block.mlp.bias = file.flag("use_bias");
-  return block;
+  fill_blocks(file, config, block);
 }
 
 namespace {
@@ -56,19 +61,12 @@ void norm_what_is_added(BlockSpec& block) {
 }
 
 /// An MLP without a gate.
-BlockSpec ungated_block(const ConfigFile& file, const ModelConfig& config, const RopeDefaults& rope, const char* up,
-                        const char* down) {
-  BlockSpec block = plain_block(file, config, rope);
+BlockSpec ungated_block(const ConfigFile& file, const ModelConfig& config, const char* up, const char* down) {
+  BlockSpec block = plain_block(file, config);
   block.mlp.gate = "";
   block.mlp.up = up;
   block.mlp.down = down;
   return block;
-}
-
-/// Gemma scales embeddings.
-void scale_embeddings(const ConfigFile& file, ModelConfig& config) {
-  config.embedding_scale = std::sqrt(static_cast<double>(config.hidden_size));
-  config.tie_word_embeddings = file.flag("tie_word_embeddings", true);
 }
 
 /// Gemma 2 and later norm what a part of the layer reads, and what it adds.
@@ -78,19 +76,25 @@ void norm_before_and_after(BlockSpec& block) {
   block.mlp_out_norm = "post_feedforward_layernorm";
 }
 
+/// Layers of each type turn in their own way.
+void turn_by_layer(const ConfigFile& file, ModelConfig& config, const std::vector<std::string>& types,
+                   double sliding_theta) {
+  for (std::size_t layer = 0; layer < types.size(); ++layer) {
+    config.blocks[layer].mixer.rope = read_rope(file, types[layer], config.head_dim, sliding_theta);
+  }
+}
+
 void describe_llama(const ConfigFile& file, ModelConfig& config) {
-  BlockSpec block = biased_block(file, config, {10000});
-  block.mlp.bias = file.flag("mlp_bias");
-  fill_blocks(file, config, block);
+  fill_blocks(file, config, plain_block(file, config));
 }
 
 void describe_mistral(const ConfigFile& file, ModelConfig& config) {
-  fill_blocks(file, config, plain_block(file, config, {10000}), all_windowed(file));
+  fill_blocks(file, config, plain_block(file, config), all_windowed(file));
 }
 
 /// Phi-3, Phi-3.5 and Phi-4: fused matrices.
 void describe_phi3(const ConfigFile& file, ModelConfig& config) {
-  BlockSpec block = plain_block(file, config, {10000});
+  BlockSpec block = plain_block(file, config);
   block.mixer.fused = "self_attn.qkv_proj";
   block.mlp.fused = "mlp.gate_up_proj";
   fill_blocks(file, config, block, all_windowed(file));
@@ -98,9 +102,9 @@ void describe_phi3(const ConfigFile& file, ModelConfig& config) {
 
 /// GLM-4: interleaved RoPE over half a head, fused MLP; the 0414 series norms what it adds, too.
 void describe_glm4(const ConfigFile& file, ModelConfig& config) {
-  BlockSpec block = plain_block(file, config, {10000, 0.5});
+  BlockSpec block = plain_block(file, config);
   block.mixer.rope.interleaved = true;
-  block.mixer.qkv_bias = file.flag("attention_bias", config.model_type == "glm4");
+  block.mixer.output_bias = false;
   block.mlp.fused = "mlp.gate_up_proj";
   if (config.model_type == "glm4") {
     block.mixer_out_norm = "post_self_attn_layernorm";
@@ -109,40 +113,32 @@ void describe_glm4(const ConfigFile& file, ModelConfig& config) {
   fill_blocks(file, config, block);
 }
 
-/// Gemma: norms of 1 + weight, scaled embeddings. The first published files name another activation than they mean.
+/// Gemma: norms of 1 + weight, scaled embeddings.
 void describe_gemma1(const ConfigFile& file, ModelConfig& config) {
   config.norm_plus_one = true;
-  scale_embeddings(file, config);
-  BlockSpec block = biased_block(file, config, {10000});
-  block.mlp.activation = Activation::kGeluTanh;
-  fill_blocks(file, config, block);
+  config.embedding_scale = std::sqrt(1.0 * config.hidden_size);
+  fill_blocks(file, config, plain_block(file, config));
 }
 
 /// Gemma 2 and 3: norms of 1 + weight before and after, scaled embeddings, global layers between sliding ones.
 void describe_gemma(const ConfigFile& file, ModelConfig& config) {
   const bool third = config.model_type != "gemma2";
   config.norm_plus_one = true;
-  scale_embeddings(file, config);
+  config.embedding_scale = std::sqrt(1.0 * config.hidden_size);
   config.logit_soft_cap = file.positive("final_logit_softcapping", 0);
-  if (file.flag("use_bidirectional_attention")) file.unsupported("\"use_bidirectional_attention\": true");
-  const int period = file.dimension("sliding_window_pattern", third ? 6 : 2);
-  BlockSpec block = biased_block(file, config, {third ? 1e6 : 1e4});
-  block.mlp.activation = Activation::kGeluTanh;
-  block.mixer.softmax_scale = 1 / std::sqrt(file.positive("query_pre_attn_scalar", 256));
-  block.mixer.soft_cap = file.positive("attn_logit_softcapping", 0);
+  const int period = third ? file.dimension("sliding_window_pattern", 1) : 2;
+  BlockSpec block = plain_block(file, config);
+  block.mixer.softmax_scale = 1 / std::sqrt(file.positive("query_pre_attn_scalar"));
+  if (!third) block.mixer.soft_cap = file.positive("attn_logit_softcapping", 0);
   block.mixer.head_norm = third ? HeadNorm::kPerHead : HeadNorm::kNone;
   norm_before_and_after(block);
   const std::vector<std::string> types = fill_blocks(file, config, block, full_every(period, kSlidingAttention));
-  for (std::size_t layer = 0; third && layer < types.size(); ++layer) {
-    if (types[layer] == kSlidingAttention) config.blocks[layer].mixer.rope = read_local_rope(file, config.head_dim);
-  }
+  if (third) turn_by_layer(file, config, types, file.positive("rope_local_base_freq"));
 }
 
 void describe_seed_oss(const ConfigFile& file, ModelConfig& config) {
-  BlockSpec block = plain_block(file, config, {10000});
-  block.mixer.qkv_bias = file.flag("attention_bias", true);
+  BlockSpec block = plain_block(file, config);
   block.mixer.output_bias = file.flag("attention_out_bias");
-  block.mlp.bias = file.flag("mlp_bias");
   fill_blocks(file, config, block);
 }
 
@@ -150,27 +146,21 @@ void describe_seed_oss(const ConfigFile& file, ModelConfig& config) {
 /// stretched in layers without a window only.
 void describe_olmo(const ConfigFile& file, ModelConfig& config) {
   const bool third = config.model_type == "olmo3";
-  BlockSpec block = biased_block(file, config, {5e5});
+  BlockSpec block = plain_block(file, config);
   norm_what_is_added(block);
   block.mixer.head_norm = HeadNorm::kAllHeads;
   const std::vector<std::string> types = fill_blocks(file, config, block, full_every(third ? 4 : 1, kSlidingAttention));
-  const bool nested = file.has("rope_parameters") && file.json().at("rope_parameters").contains(kSlidingAttention);
-  for (std::size_t layer = 0; layer < types.size(); ++layer) {
-    if (types[layer] == kFullAttention) continue;
-    RopeSpec plain;
-    plain.dim = config.head_dim;
-    plain.theta = block.mixer.rope.theta;
-    config.blocks[layer].mixer.rope = nested ? read_rope(file, kSlidingAttention, config.head_dim, {5e5}) : plain;
-  }
+  if (third) turn_by_layer(file, config, types, file.class_value("rope_theta").get<double>());
 }
 
 /// EXAONE 4: as OLMo, with norms of each head; between sliding layers, those that see all have no positions.
 void describe_exaone4(const ConfigFile& file, ModelConfig& config) {
   const bool slides = file.has("sliding_window");
-  BlockSpec block = plain_block(file, config, {10000});
+  BlockSpec block = plain_block(file, config);
   norm_what_is_added(block);
   block.mixer.head_norm = HeadNorm::kPerHead;
-  const int period = slides ? file.dimension("sliding_window_pattern", 4) : 1;
+  const int period = slides ? file.dimension("sliding_window_pattern") : 1;
+  if (!slides) (void)file.at("sliding_window_pattern");  // which is of no use then
   const std::vector<std::string> types = fill_blocks(file, config, block, full_every(period, kSlidingAttention));
   if (slides) drop_positions(config, types);
 }
@@ -178,10 +168,9 @@ void describe_exaone4(const ConfigFile& file, ModelConfig& config) {
 /// SmolLM3: Llama, but some layers have no positions.
 void describe_smollm3(const ConfigFile& file, ModelConfig& config) {
   describe_llama(file, config);
-  if (file.flag("use_sliding_window")) file.unsupported("\"use_sliding_window\": true in this model");
-  config.tie_word_embeddings = file.flag("tie_word_embeddings", true);
-  const Json turning = file.json().value("no_rope_layers", Json());
-  const int interval = file.dimension("no_rope_layer_interval", 4);
+  if (!file.flag("use_sliding_window")) (void)file.at("sliding_window");  // which is of no use then
+  const Json& turning = file.at("no_rope_layers");
+  const int interval = file.dimension("no_rope_layer_interval");
   for (int layer = 0; layer < config.num_layers; ++layer) {
     const auto i = static_cast<std::size_t>(layer);
     const bool turns = turning.is_array() && i < turning.size() ? turning[i] == 1 : (layer + 1) % interval != 0;
@@ -192,16 +181,14 @@ void describe_smollm3(const ConfigFile& file, ModelConfig& config) {
 /// Command R and R7B, Command A: norms that subtract the mean, MLP and attention side by side, interleaved positions,
 /// which the layers that see all lack where others slide.
 void describe_cohere(const ConfigFile& file, ModelConfig& config) {
-  if (file.flag("use_qk_norm")) file.unsupported("\"use_qk_norm\": true in this model");
   const bool second = config.model_type == "cohere2";
   config.layer_norm = true;
-  config.logit_scale = file.positive("logit_scale", 0.0625);
-  config.tie_word_embeddings = file.flag("tie_word_embeddings", true);
-  BlockSpec block = biased_block(file, config, {10000});
+  config.logit_scale = file.positive("logit_scale");
+  BlockSpec block = plain_block(file, config);
   block.parallel = true;
   block.mlp_norm = block.mixer_norm;
   block.mixer.rope.interleaved = true;
-  const int period = second ? file.dimension("sliding_window_pattern", 4) : 1;
+  const int period = second ? file.dimension("sliding_window_pattern") : 1;
   const std::vector<std::string> types = fill_blocks(file, config, block, full_every(period, kSlidingAttention));
   if (second) drop_positions(config, types);
 }
@@ -209,15 +196,15 @@ void describe_cohere(const ConfigFile& file, ModelConfig& config) {
 /// Granite 3 and 4 (those without Mamba layers and experts): factors on embeddings, scores, what is added, and logits.
 void describe_granite(const ConfigFile& file, ModelConfig& config) {
   const bool fourth = config.model_type == "granitemoehybrid";
-  config.embedding_scale = file.positive("embedding_multiplier", 1);
-  config.logit_scale = 1 / file.positive("logits_scaling", 1);
-  BlockSpec block = biased_block(file, config, {10000});
-  block.residual_scale = file.positive("residual_multiplier", 1);
-  block.mixer.softmax_scale = file.positive("attention_multiplier", 1);
-  block.mlp.bias = file.flag("mlp_bias");
+  config.embedding_scale = file.positive("embedding_multiplier");
+  config.logit_scale = 1 / file.positive("logits_scaling");
+  BlockSpec block = plain_block(file, config);
+  block.residual_scale = file.positive("residual_multiplier");
+  block.mixer.softmax_scale = file.positive("attention_multiplier");
   if (fourth) {
-    if (file.dimension_or_zero("num_local_experts", 8) != 0) file.unsupported("\"num_local_experts\" in this model");
-    block.mlp.intermediate = file.dimension("shared_intermediate_size", 1024);
+    if (file.dimension_or_zero("num_local_experts") != 0) file.unsupported_member("num_local_experts");
+    (void)file.at("num_experts_per_tok");  // of none
+    block.mlp.intermediate = file.dimension("shared_intermediate_size");
     block.mlp.fused = "shared_mlp.input_linear";
     block.mlp.down = "shared_mlp.output_linear";
     if (file.text("position_embedding_type", "") != "rope") block.mixer.rope.dim = 0;
@@ -227,69 +214,65 @@ void describe_granite(const ConfigFile& file, ModelConfig& config) {
 
 void describe_starcoder2(const ConfigFile& file, ModelConfig& config) {
   config.layer_norm = config.norm_bias = true;
-  config.tie_word_embeddings = file.flag("tie_word_embeddings", true);
-  BlockSpec block = ungated_block(file, config, {10000}, "mlp.c_fc", "mlp.c_proj");
-  block.mixer.qkv_bias = block.mixer.output_bias = block.mlp.bias = file.flag("use_bias", true);
+  BlockSpec block = ungated_block(file, config, "mlp.c_fc", "mlp.c_proj");
   fill_blocks(file, config, block, all_windowed(file));
 }
 
 /// Nemotron-4 and Minitron: half of each head turns.
 void describe_nemotron(const ConfigFile& file, ModelConfig& config) {
   config.layer_norm = config.norm_bias = config.norm_plus_one = true;
-  BlockSpec block = ungated_block(file, config, {10000, 0.5}, "mlp.up_proj", "mlp.down_proj");
-  block.mlp.activation = Activation::kSquaredRelu;
-  block.mixer.qkv_bias = block.mixer.output_bias = file.flag("attention_bias");
-  block.mlp.bias = file.flag("mlp_bias");
+  BlockSpec block = ungated_block(file, config, "mlp.up_proj", "mlp.down_proj");
   fill_blocks(file, config, block);
 }
 
 void describe_apertus(const ConfigFile& file, ModelConfig& config) {
-  BlockSpec block = ungated_block(file, config, {12e6}, "mlp.up_proj", "mlp.down_proj");
+  BlockSpec block = ungated_block(file, config, "mlp.up_proj", "mlp.down_proj");
   block.mlp.activation_prefix = "mlp.act_fn.";
   block.mixer_norm = "attention_layernorm";
   block.mlp_norm = "feedforward_layernorm";
   block.mixer.head_norm = HeadNorm::kPerHead;
-  block.mixer.qkv_bias = block.mixer.output_bias = file.flag("attention_bias");
   fill_blocks(file, config, block);
-}
-
-void describe_hunyuan(const ConfigFile& file, ModelConfig& config) {
-  fill_blocks(file, config, hunyuan_block(file, config));
-}
-
-void describe_ernie(const ConfigFile& file, ModelConfig& config) {
-  config.tie_word_embeddings = file.flag("tie_word_embeddings", true);
-  fill_blocks(file, config, ernie_block(file, config));
 }
 
 /// Ministral 3: queries beyond the first context ask louder.
 void describe_ministral3(const ConfigFile& file, ModelConfig& config) {
   describe_mistral(file, config);
-  if (!file.has("rope_parameters")) return;
-  const Json& members = file.json().at("rope_parameters");
-  const double growth = members.contains("llama_4_scaling_beta") ? file.positive(members, "llama_4_scaling_beta") : 0;
+  const ConfigFile members = rope_members(file, kFullAttention);
+  const double growth = members.has("llama_4_scaling_beta") ? members.positive("llama_4_scaling_beta") : 0;
   for (BlockSpec& block : config.blocks) block.mixer.query_growth = growth;
 }
 
 /// Heads of global layers: "global_head_dim" and "num_global_key_value_heads", or what "per_layer_config" says.
 void read_global_heads(const ConfigFile& file, std::size_t layer, MixerSpec& mixer) {
-  mixer.head_dim = file.dimension("global_head_dim", 512);
+  if (file.has("per_layer_config")) {
+    const Json own = file.at("per_layer_config").value(std::to_string(layer), Json::object());
+    mixer.head_dim = own.value("head_dim", mixer.head_dim);
+    mixer.num_kv_heads = own.value("num_key_value_heads", mixer.num_kv_heads);
+    return;
+  }
+  mixer.head_dim = file.dimension("global_head_dim");
   if (file.flag("attention_k_eq_v")) {
     mixer.num_kv_heads = file.dimension("num_global_key_value_heads", mixer.num_kv_heads);
   }
-  if (!file.has("per_layer_config")) return;
-  const Json& layers = file.json().at("per_layer_config");
-  const auto own = layers.is_object() ? layers.find(std::to_string(layer)) : layers.end();
-  if (!layers.is_object() || own == layers.end()) return;
-  mixer.head_dim = own->value("head_dim", mixer.head_dim);
-  mixer.num_kv_heads = own->value("num_key_value_heads", mixer.num_kv_heads);
+}
+
+/// Only heads of global layers may differ from those of others.
+void check_layer_members(const ConfigFile& file, const std::vector<std::string>& types) {
+  for (const auto& [layer, members] : file.at("per_layer_config").items()) {
+    const auto number = static_cast<std::size_t>(std::atoi(layer.c_str()));
+    bool known = members.is_object() && number < types.size() && types[number] == kFullAttention;
+    for (const auto& [name, value] : members.items()) {
+      known = known && value.is_number_integer() && (name == "head_dim" || name == "num_key_value_heads");
+    }
+    if (!known) file.unsupported_member("per_layer_config");
+  }
 }
 
 /// Embeddings that tokens have for each layer (E2B, E4B).
 void read_layer_inputs(const ConfigFile& file, ModelConfig& config) {
-  const int dim = file.dimension_or_zero("hidden_size_per_layer_input", 256);
+  const int dim = file.dimension_or_zero("hidden_size_per_layer_input");
   if (dim == 0) return;
-  config.layer_input_vocab = file.dimension("vocab_size_per_layer_input", 262144);
+  config.layer_input_vocab = file.dimension("vocab_size_per_layer_input");
   if (config.layer_input_vocab < config.vocab_size) {
     file.unsupported("a \"vocab_size_per_layer_input\" below \"vocab_size\"");
   }
@@ -301,13 +284,13 @@ void read_layer_inputs(const ConfigFile& file, ModelConfig& config) {
 
 /// The last num_kv_shared_layers read the keys and values of the last layer of their type before them (E2B, E4B).
 void share_caches(const ConfigFile& file, ModelConfig& config, const std::vector<std::string>& types) {
-  const int count = file.dimension_or_zero("num_kv_shared_layers", 0), first = config.num_layers - count;
+  const int count = file.dimension_or_zero("num_kv_shared_layers"), first = config.num_layers - count;
   const bool wide = file.flag("use_double_wide_mlp");
   for (int layer = first; layer < config.num_layers; ++layer) {
     const auto own = static_cast<std::size_t>(layer);
     int source = first - 1;
     while (source >= 0 && types[static_cast<std::size_t>(source)] != types[own]) --source;
-    if (source < 0) file.refuse("no layer makes the keys and values that layer " + std::to_string(layer) + " shares");
+    if (source < 0) file.unsupported("\"num_kv_shared_layers\" beyond all layers of one type");
     BlockSpec& block = config.blocks[own];
     block.mixer.own_kv = false;
     block.mixer.kv_layer = config.blocks[static_cast<std::size_t>(source)].mixer.kv_layer = source;
@@ -339,15 +322,13 @@ ExpertsSpec read_experts(const ConfigFile& file) {
 /// Gemma 4, dense, with experts, or with inputs of each layer: plain norm weights, normed values, global layers with
 /// larger heads whose keys may serve as values, scores that are not divided, and a factor on what each layer leaves.
 void describe_gemma4(const ConfigFile& file, ModelConfig& config) {
-  if (file.text("use_bidirectional_attention", "") == "all") {
-    file.unsupported("\"use_bidirectional_attention\": \"all\"");
-  }
-  scale_embeddings(file, config);
+  config.embedding_scale = std::sqrt(1.0 * config.hidden_size);
+  if (file.at("use_bidirectional_attention") == "all") file.unsupported_member("use_bidirectional_attention");
   config.logit_soft_cap = file.positive("final_logit_softcapping", 0);
   std::vector<std::string> types = read_layer_types(file, config, full_every(6, kSlidingAttention));
   types.back() = kFullAttention;
-  BlockSpec block = biased_block(file, config, {10000}, kSlidingAttention);
-  block.mlp.activation = Activation::kGeluTanh;
+  check_layer_members(file, types);
+  BlockSpec block = plain_block(file, config, kSlidingAttention);
   block.mlp.experts = read_experts(file);
   block.mixer.softmax_scale = 1;
   block.mixer.head_norm = HeadNorm::kPerHead;
@@ -364,19 +345,12 @@ void describe_gemma4(const ConfigFile& file, ModelConfig& config) {
     }
     mixer.value_dim = mixer.head_dim;
     mixer.value_is_key = file.flag("attention_k_eq_v");
-    mixer.rope = read_rope(file, kFullAttention, mixer.head_dim, {1e6, 0.25});
+    mixer.rope = read_rope(file, kFullAttention, mixer.head_dim);
   }
   read_layer_inputs(file, config);
   share_caches(file, config, types);
 }
 
-constexpr const char* kGemma3Defaults = R"({"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
-  "vocab_size": 262208, "max_position_embeddings": 131072, "rms_norm_eps": 1e-6, "sliding_window": 4096})";
-constexpr const char* kGemma4Defaults = R"({"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
-  "vocab_size": 262144, "max_position_embeddings": 131072, "rms_norm_eps": 1e-6, "sliding_window": 512})";
-constexpr const char* kGemma4UnifiedDefaults =
-    R"({"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262144,
-  "max_position_embeddings": 262144, "rms_norm_eps": 1e-6, "sliding_window": 1024, "hidden_size_per_layer_input": 0})";
 constexpr std::array kDense{
     Family{"apertus", describe_apertus},
     Family{"cohere", describe_cohere},
@@ -385,10 +359,10 @@ constexpr std::array kDense{
     Family{"exaone4", describe_exaone4},
     Family{"gemma", describe_gemma1},
     Family{"gemma2", describe_gemma},
-    Family{"gemma3", describe_gemma, kGemma3Defaults},
-    Family{"gemma3_text", describe_gemma, kGemma3Defaults},
-    Family{"gemma4_text", describe_gemma4, kGemma4Defaults},
-    Family{"gemma4_unified_text", describe_gemma4, kGemma4UnifiedDefaults},
+    Family{"gemma3", describe_gemma},
+    Family{"gemma3_text", describe_gemma},
+    Family{"gemma4_text", describe_gemma4},
+    Family{"gemma4_unified_text", describe_gemma4},
     Family{"glm", describe_glm4},
     Family{"glm4", describe_glm4},
     Family{"granite", describe_granite},

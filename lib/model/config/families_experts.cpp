@@ -10,10 +10,14 @@ namespace {
 
 /// Which of the layers have experts: a list of exceptions, and every n-th.
 bool sparse_layer(const ConfigFile& file, int layer) {
-  for (const Json& dense : file.json().value("mlp_only_layers", Json::array())) {
+  for (const Json& dense : file.at("mlp_only_layers")) {
     if (dense == layer) return false;
   }
   return (layer + 1) % file.dimension("decoder_sparse_step", 1) == 0;
+}
+
+void use_everywhere(ModelConfig& config, const ExpertsSpec& experts) {
+  for (BlockSpec& block : config.blocks) block.mlp.experts = experts;
 }
 
 /// Dense MLPs in the layers that `sparse` denies.
@@ -25,22 +29,23 @@ void keep_dense(ModelConfig& config, const Sparse& sparse) {
 }
 
 /// Dense MLPs in the first layers, as many as the file says.
-void keep_first_dense(const ConfigFile& file, ModelConfig& config, int otherwise) {
-  const int dense = file.dimension_or_zero("first_k_dense_replace", otherwise);
+void keep_first_dense(const ConfigFile& file, ModelConfig& config) {
+  const int dense = file.dimension_or_zero("first_k_dense_replace");
   keep_dense(config, [&](int layer) { return layer >= dense; });
 }
 
 ExpertsSpec qwen_experts(const ConfigFile& file) {
   ExpertsSpec experts;
-  experts.count = file.dimension_or_zero("num_experts", file.dimension_or_zero("num_local_experts", 0));
+  experts.count = file.dimension_or_zero("num_experts");
   if (experts.count == 0) return experts;
   experts.top_k = file.dimension("num_experts_per_tok");
-  experts.intermediate = file.dimension("moe_intermediate_size");
-  experts.normalize = file.flag("norm_topk_prob");
+  experts.intermediate =
+      file.dimension(file.has("moe_intermediate_size") ? "moe_intermediate_size" : "intermediate_size");
+  experts.normalize = file.flag("norm_topk_prob", true);
   if (file.has("shared_expert_intermediate_size")) {
+    experts.shared_intermediate = file.dimension("shared_expert_intermediate_size");
     experts.shared = "mlp.shared_expert";
     experts.shared_gate = "mlp.shared_expert_gate";
-    experts.shared_intermediate = file.dimension("shared_expert_intermediate_size");
   }
   return experts;
 }
@@ -56,12 +61,12 @@ void name_as_mixtral(ExpertsSpec& experts) {
 
 /// A number, or a list of it for all layers.
 int same_everywhere(const ConfigFile& file, const char* name) {
-  const Json& member = file.json().contains(name) ? file.json().at(name) : Json();
+  const Json& member = file.at(name);
   if (!member.is_array() || member.empty()) return file.dimension(name);
   for (const Json& value : member) {
     if (value != member.front()) file.unsupported(std::string("layers that differ in \"") + name + "\"");
   }
-  return static_cast<int>(file.positive(Json{{name, member.front()}}, name));
+  return ConfigFile({{name, member.front()}}, name).dimension(name);
 }
 
 ExpertsSpec local_experts(const ConfigFile& file) {
@@ -81,18 +86,18 @@ ExpertsSpec grouped_experts(const ConfigFile& file) {
   experts.intermediate = file.dimension("moe_intermediate_size");
   experts.router = Router::kSigmoid;
   experts.choice_bias = "mlp.gate.e_score_correction_bias";
-  experts.normalize = file.flag("norm_topk_prob", true);
-  experts.scale = file.positive("routed_scaling_factor", 1);
+  experts.normalize = file.flag("norm_topk_prob");
+  experts.scale = file.positive("routed_scaling_factor");
   experts.groups = file.dimension("n_group", 1);
   experts.top_groups = file.dimension("topk_group", 1);
   if (experts.count % experts.groups != 0) file.refuse("n_routed_experts is not a multiple of n_group");
   experts.shared = "mlp.shared_experts";
-  experts.shared_intermediate = experts.intermediate * file.dimension("n_shared_experts", 1);
+  experts.shared_intermediate = experts.intermediate * file.dimension("n_shared_experts");
   return experts;
 }
 
 void describe_mixtral(const ConfigFile& file, ModelConfig& config) {
-  BlockSpec block = plain_block(file, config, {1e6});
+  BlockSpec block = plain_block(file, config);
   block.mlp.experts = local_experts(file);
   name_as_mixtral(block.mlp.experts);
   fill_blocks(file, config, block, all_windowed(file));
@@ -100,14 +105,14 @@ void describe_mixtral(const ConfigFile& file, ModelConfig& config) {
 
 void describe_qwen3_moe(const ConfigFile& file, ModelConfig& config) {
   describe_qwen3(file, config);
-  for (BlockSpec& block : config.blocks) block.mlp.experts = qwen_experts(file);
+  use_everywhere(config, qwen_experts(file));
   keep_dense(config, [&](int layer) { return sparse_layer(file, layer); });
 }
 
 void describe_qwen2_moe(const ConfigFile& file, ModelConfig& config) {
   describe_qwen2(file, config);
   for (BlockSpec& block : config.blocks) {
-    block.mixer.qkv_bias = file.flag("qkv_bias", true);
+    block.mixer.qkv_bias = file.flag("qkv_bias");
     block.mlp.experts = qwen_experts(file);
   }
   keep_dense(config, [&](int layer) { return sparse_layer(file, layer); });
@@ -115,32 +120,31 @@ void describe_qwen2_moe(const ConfigFile& file, ModelConfig& config) {
 
 /// dots.llm1: Qwen3's attention, DeepSeek's experts.
 void describe_dots1(const ConfigFile& file, ModelConfig& config) {
-  BlockSpec block = biased_block(file, config, {10000});
+  BlockSpec block = plain_block(file, config);
   block.mixer.head_norm = HeadNorm::kPerHead;
   block.mlp.experts = grouped_experts(file);
-  block.mlp.experts.normalize = file.flag("norm_topk_prob");
-  fill_blocks(file, config, block);
-  keep_first_dense(file, config, 0);
+  fill_qwen(file, config, block);
+  keep_first_dense(file, config);
 }
 
 /// Half of each head turns; the first layers are dense.
 void describe_glm4_moe(const ConfigFile& file, ModelConfig& config) {
-  BlockSpec block = plain_block(file, config, {10000, 0.5});
-  block.mixer.qkv_bias = file.flag("attention_bias");
+  BlockSpec block = plain_block(file, config);
+  block.mixer.output_bias = false;
   block.mixer.head_norm = file.flag("use_qk_norm") ? HeadNorm::kPerHead : HeadNorm::kNone;
   block.mlp.experts = grouped_experts(file);
   fill_blocks(file, config, block);
-  keep_first_dense(file, config, 1);
+  keep_first_dense(file, config);
 }
 
 /// Sinks, every second layer slides, experts with biases, in four-bit floats as published.
 void describe_gpt_oss(const ConfigFile& file, ModelConfig& config) {
-  BlockSpec block = plain_block(file, config, {150000});
+  BlockSpec block = plain_block(file, config);
+  if (block.mlp.activation != Activation::kSilu) file.unsupported_member("hidden_act");
   block.mixer.sinks = true;
-  block.mixer.qkv_bias = block.mixer.output_bias = file.flag("attention_bias", true);
   block.mlp.activation = Activation::kClampedSwish;
-  block.mlp.clamp = file.positive("swiglu_limit", 7);
-  block.mlp.alpha = file.positive("swiglu_alpha", 1.702);
+  block.mlp.clamp = file.positive("swiglu_limit");
+  block.mlp.alpha = file.positive("swiglu_alpha");
   ExpertsSpec& experts = block.mlp.experts;
   experts = local_experts(file);
   experts.router = Router::kSoftmaxOfChosen;
@@ -152,8 +156,7 @@ void describe_gpt_oss(const ConfigFile& file, ModelConfig& config) {
 
 /// Norms over all heads at once, part of each head turns.
 void describe_minimax_m2(const ConfigFile& file, ModelConfig& config) {
-  const double turning = file.dimension("rotary_dim", config.head_dim);
-  BlockSpec block = plain_block(file, config, {5e6, turning / config.head_dim});
+  BlockSpec block = plain_block(file, config);
   block.mixer.head_norm = HeadNorm::kAllHeads;
   block.mlp.experts = local_experts(file);
   block.mlp.experts.router = Router::kSigmoid;
@@ -166,11 +169,11 @@ void describe_minimax_m2(const ConfigFile& file, ModelConfig& config) {
 void describe_qwen_hybrid(const ConfigFile& file, ModelConfig& config) {
   const bool next = config.model_type == "qwen3_next";
   config.norm_plus_one = true;
-  BlockSpec block = biased_block(file, config, {10000, 0.25});
+  BlockSpec block = plain_block(file, config);
+  if (block.mlp.activation != Activation::kSilu) file.unsupported_member("hidden_act");
   block.mixer.head_norm = HeadNorm::kPerHead;
   block.mixer.output_gate = true;
   block.mlp.experts = qwen_experts(file);
-  block.mlp.experts.normalize |= !next;
   MixerSpec delta;
   delta.kind = MixerKind::kGatedDelta;
   delta.num_heads = file.dimension("linear_num_value_heads");
@@ -182,7 +185,7 @@ void describe_qwen_hybrid(const ConfigFile& file, ModelConfig& config) {
   if (delta.num_heads % delta.num_kv_heads != 0) {
     file.refuse("linear_num_value_heads is not a multiple of linear_num_key_heads");
   }
-  const int period = file.dimension("full_attention_interval", 4);
+  const int period = file.dimension("full_attention_interval");
   for (const std::string& type : read_layer_types(file, config, full_every(period, kLinearAttention))) {
     config.blocks.push_back(block);
     if (type == kSlidingAttention) file.unsupported("the layer type \"sliding_attention\" in this model");
@@ -193,23 +196,15 @@ void describe_qwen_hybrid(const ConfigFile& file, ModelConfig& config) {
 
 /// OLMoE: queries and keys of all heads are normed at once.
 void describe_olmoe(const ConfigFile& file, ModelConfig& config) {
-  if (file.has("clip_qkv")) file.unsupported("\"clip_qkv\" in this model");
-  BlockSpec block = biased_block(file, config, {10000});
+  BlockSpec block = plain_block(file, config);
   block.mixer.head_norm = HeadNorm::kAllHeads;
   block.mlp.experts = qwen_experts(file);
-  block.mlp.experts.intermediate = file.dimension("intermediate_size");
   fill_blocks(file, config, block);
 }
 
-/// Weights are always normalised.
-void describe_qwen3_vl_moe(const ConfigFile& file, ModelConfig& config) {
-  describe_qwen3_moe(file, config);
-  for (BlockSpec& block : config.blocks) block.mlp.experts.normalize = true;
-}
-
 void describe_hunyuan_moe(const ConfigFile& file, ModelConfig& config) {
-  BlockSpec block = hunyuan_block(file, config);
-  ExpertsSpec& experts = block.mlp.experts;
+  describe_hunyuan(file, config);
+  ExpertsSpec experts;
   experts.count = same_everywhere(file, "num_experts");
   experts.top_k = same_everywhere(file, "moe_topk");
   experts.intermediate = file.has("moe_intermediate_size") ? same_everywhere(file, "moe_intermediate_size")
@@ -218,55 +213,56 @@ void describe_hunyuan_moe(const ConfigFile& file, ModelConfig& config) {
   experts.gate = "mlp.gate.wg";
   experts.shared = "mlp.shared_mlp";
   experts.shared_intermediate = file.dimension("intermediate_size");
-  fill_blocks(file, config, block);
+  use_everywhere(config, experts);
 }
 
 /// ERNIE 4.5: softmax scores, with a bias for the choice.
 void describe_ernie_moe(const ConfigFile& file, ModelConfig& config) {
-  config.tie_word_embeddings = file.flag("tie_word_embeddings", true);
-  BlockSpec block = ernie_block(file, config);
-  if (file.flag("use_bias")) file.unsupported("\"use_bias\": true in this model");
-  ExpertsSpec& experts = block.mlp.experts;
-  experts.count = file.dimension("moe_num_experts", 64);
-  experts.top_k = file.dimension("moe_k", 6);
-  experts.intermediate = file.dimension("moe_intermediate_size", 1536);
+  describe_ernie(file, config);
+  if (config.blocks.front().mlp.bias) file.unsupported_member("use_bias");
+  ExpertsSpec experts;
+  experts.count = file.dimension("moe_num_experts");
+  experts.top_k = file.dimension("moe_k");
+  experts.intermediate = file.dimension("moe_intermediate_size");
   experts.normalize = true;
   experts.choice_bias = "mlp.moe_statics.e_score_correction_bias";
-  experts.shared_intermediate = experts.intermediate * file.dimension_or_zero("moe_num_shared_experts", 2);
+  experts.shared_intermediate = experts.intermediate * file.dimension_or_zero("moe_num_shared_experts");
   if (experts.shared_intermediate > 0) experts.shared = "mlp.shared_experts";
-  fill_blocks(file, config, block);
-  const int first = file.dimension_or_zero("moe_layer_start_index", 1),
-            period = file.dimension("moe_layer_interval", 1);
-  const bool ends = file.has("moe_layer_end_index") && file.json().at("moe_layer_end_index") != -1;
-  const int last = ends ? file.dimension_or_zero("moe_layer_end_index", 0) : config.num_layers - 1;
+  use_everywhere(config, experts);
+  const int first = file.dimension_or_zero("moe_layer_start_index"), period = file.dimension("moe_layer_interval");
+  const bool ends = file.at("moe_layer_end_index") != -1;
+  const int last = ends ? file.dimension_or_zero("moe_layer_end_index") : config.num_layers - 1;
   keep_dense(config, [&](int layer) { return (layer + 1) % period == 0 && layer >= first && layer <= last; });
 }
 
 /// Multi-head latent attention; the cache is the latent and one rotated key.
 void describe_deepseek_v3(const ConfigFile& file, ModelConfig& config) {
-  config.head_dim = file.dimension("qk_rope_head_dim");
-  BlockSpec block = plain_block(file, config, {10000});
+  BlockSpec block = plain_block(file, config);
+  if (block.mlp.bias) file.unsupported_member("mlp_bias");
   MixerSpec& m = block.mixer;
   m.kind = MixerKind::kLatentAttention;
   m.latent_dim = file.dimension("kv_lora_rank");
   m.query_latent_dim = file.dimension("q_lora_rank", 0);
   m.nope_dim = file.dimension("qk_nope_head_dim");
   m.head_value_dim = file.dimension("v_head_dim");
-  m.latent_bias = file.flag("attention_bias");
-  m.rope.interleaved = m.rope.split_pairs = file.flag("rope_interleave", true);
+  const int whole = m.nope_dim + config.head_dim;
+  if (file.dimension("qk_head_dim", whole) != whole) file.unsupported_member("qk_head_dim");
+  m.rope.interleaved = m.rope.split_pairs = file.flag("rope_interleave");
   m.num_kv_heads = 1;
   m.head_dim = m.latent_dim + m.rope.dim;
   m.value_dim = m.latent_dim;
   m.softmax_scale = m.rope.sharpening / std::sqrt(static_cast<double>(m.nope_dim + m.rope.dim));
   block.mlp.experts = grouped_experts(file);
   fill_blocks(file, config, block);
-  keep_first_dense(file, config, 3);
+  keep_first_dense(file, config);
 }
 
 /// Softmax scores without a bias; the best expert of a group speaks for it.
 void describe_deepseek_v2(const ConfigFile& file, ModelConfig& config) {
   describe_deepseek_v3(file, config);
-  const bool grouped = file.text("topk_method", "greedy") == "group_limited_greedy";
+  const std::string method = file.text("topk_method", "");
+  const bool grouped = method == "group_limited_greedy";
+  if (!grouped && method != "greedy") file.unsupported_member("topk_method");
   ExpertsSpec experts = grouped_experts(file);
   experts.router = Router::kSoftmax;
   experts.choice_bias = "";
@@ -278,15 +274,18 @@ void describe_deepseek_v2(const ConfigFile& file, ModelConfig& config) {
     block.mixer.rope.split_pairs = false;
     block.mlp.experts = experts;
   }
-  keep_first_dense(file, config, 0);
+  keep_first_dense(file, config);
 }
 
 /// GLM-4.7-Flash: DeepSeek-V3 whose first layer is dense.
 void describe_glm4_moe_lite(const ConfigFile& file, ModelConfig& config) {
   describe_deepseek_v3(file, config);
-  const Json types = file.json().value("mlp_layer_types", Json::array());
-  for (BlockSpec& block : config.blocks) block.mlp.experts = grouped_experts(file);
-  if (types.size() != config.blocks.size()) return keep_first_dense(file, config, 1);
+  const Json& types = file.at("mlp_layer_types");
+  use_everywhere(config, grouped_experts(file));
+  if (types.is_null()) return keep_dense(config, [](int layer) { return layer >= 1; });
+  if (!types.is_array() || types.size() != config.blocks.size()) {
+    file.refuse("member \"mlp_layer_types\" must be a list of " + std::to_string(config.num_layers) + " names");
+  }
   keep_dense(config, [&](int layer) { return types[static_cast<std::size_t>(layer)] != "dense"; });
 }
 
@@ -296,7 +295,7 @@ constexpr std::array kExperts{
     Family{"dots1", describe_dots1},
     Family{"ernie4_5_moe", describe_ernie_moe},
     Family{"glm4_moe", describe_glm4_moe},
-    Family{"glm4_moe_lite", describe_glm4_moe_lite, R"({"routed_scaling_factor": 1.8})"},
+    Family{"glm4_moe_lite", describe_glm4_moe_lite},
     Family{"gpt_oss", describe_gpt_oss},
     Family{"hunyuan_v1_moe", describe_hunyuan_moe},
     Family{"kimi_k2", describe_deepseek_v3},
@@ -308,7 +307,7 @@ constexpr std::array kExperts{
     Family{"qwen3_5_text", describe_qwen_hybrid},
     Family{"qwen3_moe", describe_qwen3_moe},
     Family{"qwen3_next", describe_qwen_hybrid},
-    Family{"qwen3_vl_moe_text", describe_qwen3_vl_moe},
+    Family{"qwen3_vl_moe_text", describe_qwen3_moe},
 };
 
 }  // namespace

@@ -5,10 +5,14 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <regex>
+#include <set>
+#include <string_view>
 
 #include "base/errors.hpp"
 #include "base/sha256.hpp"
+#include "model/config/config_file.hpp"
 #include "tensor/tensor.hpp"
 
 namespace oscar {
@@ -70,6 +74,13 @@ std::string GgufModel::config_sha256() const {
   return hash.hex();
 }
 
+Json GgufModel::value(const std::string& name) const {
+  Json value = metadata().value(architecture_ + "." + name);
+  const auto is_first = [&](const Json& each) { return each == value.front(); };
+  if (value.is_array() && !value.empty() && std::ranges::all_of(value, is_first)) return Json(value.front());
+  return value;
+}
+
 std::string gguf_model_name(const fs::path& path) {
   const std::string stem = path.stem().string();
   std::smatch match;
@@ -78,24 +89,29 @@ std::string gguf_model_name(const fs::path& path) {
 
 namespace {
 
+constexpr int kNoWindows = -1;
+
 struct GgufArchitecture {
-  const char* name;        // llama.cpp's
-  const char* model_type;  // Hugging Face's
-  /// Members that metadata lacks and the model type has no default for.
+  const char* name;         // llama.cpp's
+  const char* model_type;   // Hugging Face's
+  int period = kNoWindows;  // where there is a window, every so manieth layer sees all; 0: all slide
+  /// What llama.cpp computes with and files do not tell, in config.json's terms.
   const char* members = "{}";
 };
 
 constexpr std::array kGgufArchitectures{
-    GgufArchitecture{"gemma2", "gemma2"},
-    GgufArchitecture{"gemma3", "gemma3_text"},
+    GgufArchitecture{"gemma2", "gemma2", 2, R"({"hidden_activation": "gelu_pytorch_tanh", "sliding_window": 4096,
+      "attn_logit_softcapping": 50, "final_logit_softcapping": 30})"},
+    GgufArchitecture{"gemma3", "gemma3_text", 6, R"({"hidden_activation": "gelu_pytorch_tanh",
+      "rope_local_base_freq": 10000, "sliding_window_pattern": 6})"},
     GgufArchitecture{"glm4", "glm4"},
-    GgufArchitecture{"gpt-oss", "gpt_oss"},
+    GgufArchitecture{"gpt-oss", "gpt_oss", 2, R"({"attention_bias": true, "swiglu_alpha": 1.702, "swiglu_limit": 7})"},
     GgufArchitecture{"llama", "llama"},  // or Mixtral, which has experts
-    GgufArchitecture{"phi3", "phi3"},
+    GgufArchitecture{"phi3", "phi3", 0},
     GgufArchitecture{"qwen2", "qwen2"},
-    GgufArchitecture{"qwen2moe", "qwen2_moe", R"({"norm_topk_prob": false})"},
+    GgufArchitecture{"qwen2moe", "qwen2_moe", kNoWindows, R"({"norm_topk_prob": false, "qkv_bias": true})"},
     GgufArchitecture{"qwen3", "qwen3"},
-    GgufArchitecture{"qwen3moe", "qwen3_moe", R"({"norm_topk_prob": true})"},
+    GgufArchitecture{"qwen3moe", "qwen3_moe", kNoWindows, R"({"norm_topk_prob": true})"},
 };
 
 const GgufArchitecture& gguf_architecture_of(const GgufModel& model) {
@@ -108,25 +124,45 @@ const GgufArchitecture& gguf_architecture_of(const GgufModel& model) {
                   "use a GGUF file of one of: " + names + "; or the Hugging Face checkpoint that it was made from");
 }
 
-/// Metadata of the architecture, checked.
+/// Metadata of the architecture, checked. Remembers what was asked for.
 class Metadata {
  public:
   explicit Metadata(const GgufModel& model) : model_(model) {}
 
-  [[nodiscard]] bool has(const std::string& name) const { return !model_.value(name).is_null(); }
-  /// A number, or a list of one number for all layers.
+  [[nodiscard]] Json value(const std::string& name) const {
+    read_.insert(name);
+    return model_.value(name);
+  }
+  [[nodiscard]] bool has(const std::string& name) const { return !value(name).is_null(); }
+  /// A finite number, or a list of one number for all layers.
   [[nodiscard]] Json number(const std::string& name) const {
-    Json value = model_.value(name);
-    if (value.is_array() && !value.empty()) {
-      const bool same = std::ranges::all_of(value, [&](const Json& each) { return each == value.front(); });
-      if (!same) refuse(name, "differs between layers, which is not supported");
-      value = Json(value.front());
-    }
-    if (!value.is_number()) refuse(name, value.is_null() ? "is missing" : "is not a number");
-    return value;
+    const Json found = value(name);
+    if (found.is_array()) refuse(name, "differs between layers, which is not supported");
+    if (!found.is_number()) refuse(name, found.is_null() ? "is missing" : "is not a number");
+    if (!std::isfinite(found.get<double>())) refuse(name, "is not finite");
+    return found;
   }
   [[nodiscard]] Json number(const std::string& name, const Json& otherwise) const {
     return has(name) ? number(name) : otherwise;
+  }
+  /// Refuses another value than the one that is computed with.
+  void require(const std::string& name, const Json& expected) const {
+    const Json found = value(name);
+    if (!found.is_null() && found != expected) refuse(name, "is " + gguf_text(found) + ", which is not supported");
+  }
+  /// Refuses what nobody asked for, unless it says nothing of what is computed or is switched off.
+  void refuse_unread() const {
+    static const std::set<std::string> harmless{"vocab_size", "pooling_type", "rope.scaling.finetuned",
+                                                "tensor_data_layout"};
+    const std::string prefix = model_.architecture() + ".";
+    for (const GgufEntry& entry : model_.metadata().entries()) {
+      if (!entry.key.starts_with(prefix)) continue;
+      const std::string name = entry.key.substr(prefix.size());
+      if (read_.contains(name) || harmless.contains(name)) continue;
+      const Json found = model_.value(name);
+      if (found == 0 || found == false || found == "") continue;
+      refuse(name, "is " + gguf_text(found).substr(0, 80) + ", which is not supported in this architecture");
+    }
   }
   [[nodiscard]] const GgufTensor& tensor(const std::string& name) const {
     const auto found = model_.tensors().find(name);
@@ -138,6 +174,7 @@ class Metadata {
   }
   [[nodiscard]] bool has_tensor(const std::string& name) const { return model_.tensors().contains(name); }
   [[nodiscard]] Json floats(const std::string& name) const {
+    (void)tensor(name);
     return model_.tensors().at(name).file->read(name).to_doubles();
   }
   [[noreturn]] void refuse(const std::string& name, const std::string& what) const {
@@ -147,51 +184,89 @@ class Metadata {
 
  private:
   const GgufModel& model_;
+  mutable std::set<std::string> read_;
 };
 
-/// The extension of RoPE to longer texts: by factors of each frequency, or by a rule.
+/// The extension of RoPE to longer texts: by factors of each frequency, or by a rule, which is "linear" where a file
+/// names none.
 Json rope_scaling(const GgufModel& model, const Metadata& metadata) {
   const Json context = metadata.number("rope.scaling.original_context_length", metadata.number("context_length"));
-  if (metadata.has_tensor("rope_freqs.weight")) {  // Llama 3's rule, worked out
+  const Json type = metadata.has("rope.scaling.type") ? metadata.value("rope.scaling.type") : Json("linear");
+  Json factor = metadata.number("rope.scaling.factor", metadata.number("rope.scale_linear", 0));
+  if (factor == 0 || type == "none") factor = 1;
+  const Json scale = metadata.number("rope.scaling.attn_factor", 1);
+  if (metadata.has_tensor("rope_factors_long.weight") || metadata.has_tensor("rope_factors_short.weight")) {
+    if (type == "yarn") metadata.refuse("rope.scaling.type", "is yarn beside factors of each frequency");
+    return {{"rope_type", "longrope"},
+            {"factor", factor},
+            {"short_factor", metadata.floats("rope_factors_short.weight")},
+            {"long_factor", metadata.floats("rope_factors_long.weight")},
+            {"original_max_position_embeddings", context},
+            {"attention_factor", scale}};
+  }
+  const bool worked_out = metadata.has_tensor("rope_freqs.weight");  // Llama 3's rule
+  if (type == "yarn" && !worked_out) {
+    metadata.require("rope.scaling.yarn_ext_factor", 1);
+    metadata.require("rope.scaling.yarn_log_multiplier", 0);
+    const double inferred = yarn_scale(factor.get<double>()) * scale.get<double>();
+    return {{"rope_type", "yarn"},
+            {"factor", factor},
+            {"original_max_position_embeddings", context},
+            {"beta_fast", metadata.number("rope.scaling.yarn_beta_fast", 32)},
+            {"beta_slow", metadata.number("rope.scaling.yarn_beta_slow", 1)},
+            {"attention_factor", metadata.number("rope.scaling.yarn_attn_factor", inferred)},
+            {"truncate", model.architecture() != "gpt-oss"}};
+  }
+  metadata.require("rope.scaling.attn_factor", 1);
+  if (worked_out) {
+    if (factor != 1) metadata.refuse("rope.scaling.factor", "stands beside factors of each frequency");
     const Json factors = metadata.floats("rope_freqs.weight");
     return {{"rope_type", "longrope"}, {"short_factor", factors}, {"long_factor", factors}, {"attention_factor", 1.0}};
   }
-  if (metadata.has_tensor("rope_factors_long.weight")) {
-    Json scaling{{"rope_type", "longrope"},
-                 {"short_factor", metadata.floats("rope_factors_short.weight")},
-                 {"long_factor", metadata.floats("rope_factors_long.weight")},
-                 {"original_max_position_embeddings", context}};
-    if (metadata.has("rope.scaling.attn_factor")) {
-      scaling["attention_factor"] = metadata.number("rope.scaling.attn_factor");
-    }
-    return scaling;
+  if (type != "linear" && type != "none") {
+    metadata.refuse("rope.scaling.type", gguf_text(type) + " is not supported");
   }
-  const Json type = model.value("rope.scaling.type");
-  if (type.is_null() || type == "none") return nullptr;
-  if (type != "linear" && type != "yarn") metadata.refuse("rope.scaling.type", gguf_text(type) + " is not supported");
-  Json scaling{{"rope_type", type}, {"factor", metadata.number("rope.scaling.factor")}};
-  if (type == "linear") return scaling;
-  scaling["original_max_position_embeddings"] = context;
-  scaling["beta_fast"] = metadata.number("rope.scaling.yarn_beta_fast", 32);
-  scaling["beta_slow"] = metadata.number("rope.scaling.yarn_beta_slow", 1);
-  if (model.architecture() == "gpt-oss") scaling["truncate"] = false;
-  return scaling;
+  if (factor == 1) return {{"rope_type", "default"}};
+  return {{"rope_type", "linear"}, {"factor", factor}};
 }
 
 void add_experts(const Metadata& metadata, Json& config) {
-  const Json count = metadata.number("expert_count", 0);
+  const Json count = metadata.number("expert_count", 0), used = metadata.number("expert_used_count", 0);
   if (count == 0) return;
   config["num_experts"] = config["num_local_experts"] = count;
-  config["num_experts_per_tok"] = metadata.number("expert_used_count");
+  config["num_experts_per_tok"] = used;
   config["moe_intermediate_size"] = metadata.number("expert_feed_forward_length", config["intermediate_size"]);
-  if (config["model_type"] == "gpt_oss") config["intermediate_size"] = config["moe_intermediate_size"];
+  const bool gpt_oss = config["model_type"] == "gpt_oss";
+  if (gpt_oss) config["intermediate_size"] = config["moe_intermediate_size"];
   if (config["model_type"] == "llama") config["model_type"] = "mixtral";
+  metadata.require("expert_weights_norm", config.value("norm_topk_prob", true));
+  metadata.require("expert_weights_scale", 1);
+  metadata.require("expert_gating_func", gpt_oss ? 3 : 1);  // softmax, of those that were chosen
   if (metadata.has("expert_shared_feed_forward_length")) {
     config["shared_expert_intermediate_size"] = metadata.number("expert_shared_feed_forward_length");
   }
 }
 
-/// Windows, caps and scales of Gemma's attention.
+/// Which layers slide: all but each n-th, or as a list says.
+void add_windows(const GgufModel& model, int period, const Metadata& metadata, Json& config) {
+  if (period == kNoWindows) return;
+  const char* key = "attention.sliding_window_pattern";
+  const Json window = metadata.number("attention.sliding_window", config.value("sliding_window", Json(0)));
+  const Json pattern = metadata.has(key) ? model.metadata().value(model.architecture() + "." + key) : Json(period);
+  const auto layers = config["num_hidden_layers"].get<std::size_t>();
+  const bool fits = pattern.is_array() ? pattern.size() == layers : pattern.is_number_integer() && pattern >= 0;
+  if (!fits) metadata.refuse(key, "is neither a number nor a list with an entry a layer");
+  const auto slides = [&](std::size_t layer) {
+    if (pattern.is_array()) return pattern[layer] == true || pattern[layer] == 1;
+    return pattern == 0 || (layer + 1) % pattern.get<std::size_t>() != 0;
+  };
+  config["sliding_window"] = window > 0 ? window : Json();
+  for (std::size_t layer = 0; layer < layers; ++layer) {
+    config["layer_types"].push_back(window > 0 && slides(layer) ? "sliding_attention" : "full_attention");
+  }
+}
+
+/// Caps and scales of Gemma's attention, and in Gemma 3 another angle where a window is.
 void add_gemma(const GgufModel& model, const Metadata& metadata, Json& config) {
   if (!model.architecture().starts_with("gemma")) return;
   const bool third = model.architecture() == "gemma3";
@@ -200,9 +275,15 @@ void add_gemma(const GgufModel& model, const Metadata& metadata, Json& config) {
       largest ? config["hidden_size"].get<double>() / config["num_attention_heads"].get<double>()
               : config["head_dim"].get<double>();
   for (const char* cap : {"attn_logit_softcapping", "final_logit_softcapping"}) {
-    if (metadata.has(cap)) config[cap] = metadata.number(cap);
+    if (third && std::string_view(cap).starts_with("attn")) continue;
+    if (const Json found = metadata.number(cap, config.value(cap, Json(0))); found != 0) config[cap] = found;
   }
-  if (third) config["rope_local_base_freq"] = metadata.number("rope.freq_base_swa", 10000.0);
+  if (!third) return;
+  config["rope_local_base_freq"] = metadata.number("rope.freq_base_swa", config["rope_local_base_freq"]);
+  Json full = config["rope_scaling"];
+  full["rope_theta"] = config["rope_theta"];
+  config["rope_parameters"] = {{"full_attention", full}};
+  config.erase("rope_scaling");
 }
 
 const char* type_of_rows(const GgufTensor& embedding) {
@@ -216,7 +297,8 @@ Json gguf_config(const GgufModel& model) {
   const Metadata metadata(model);
   const GgufTensor& embedding = metadata.tensor("token_embd.weight");
   if (embedding.dims.size() != 2) metadata.refuse("vocab_size", "cannot be told: token_embd.weight is no matrix");
-  Json config = Json::parse(architecture.members);
+  Json config{{"hidden_act", "silu"}, {"attention_bias", false}};
+  config.update(Json::parse(architecture.members));
   config["model_type"] = architecture.model_type;
   config["torch_dtype"] = type_of_rows(embedding);
   config["vocab_size"] = embedding.dims[1];
@@ -232,15 +314,16 @@ Json gguf_config(const GgufModel& model) {
   const auto heads = config["num_attention_heads"].get<double>(), hidden = config["hidden_size"].get<double>();
   config["head_dim"] =
       metadata.number("attention.key_length", static_cast<std::int64_t>(hidden / std::max(heads, 1.0)));
+  metadata.require("attention.value_length", config["head_dim"]);
+  metadata.require("attention.causal", true);
   const auto rotated = metadata.number("rope.dimension_count", config["head_dim"]).get<double>();
   if (const auto dim = config["head_dim"].get<double>(); rotated < dim) config["partial_rotary_factor"] = rotated / dim;
-  config["attention_bias"] = metadata.has_tensor("blk.0.attn_q.bias");
-  config["mlp_bias"] = metadata.has_tensor("blk.0.ffn_up.bias");
   config["tie_word_embeddings"] = !metadata.has_tensor("output.weight");
-  if (const Json window = metadata.number("attention.sliding_window", 0); window > 0) config["sliding_window"] = window;
-  if (const Json scaling = rope_scaling(model, metadata); !scaling.is_null()) config["rope_scaling"] = scaling;
+  config["rope_scaling"] = rope_scaling(model, metadata);
   add_experts(metadata, config);
+  add_windows(model, architecture.period, metadata, config);
   add_gemma(model, metadata, config);
+  metadata.refuse_unread();
   return config;
 }
 

@@ -36,8 +36,8 @@ class GgufModel {
   [[nodiscard]] const std::string& architecture() const noexcept { return architecture_; }
   /// The metadata of the first part.
   [[nodiscard]] const GgufFile& metadata() const noexcept { return parts_.begin()->second; }
-  /// The metadata value "<architecture>.<name>"; null if absent.
-  [[nodiscard]] Json value(const std::string& name) const { return metadata().value(architecture_ + "." + name); }
+  /// The metadata value "<architecture>.<name>"; null if absent. Of a list with the same for every layer, that.
+  [[nodiscard]] Json value(const std::string& name) const;
   /// The parts by file name.
   [[nodiscard]] const std::map<std::string, GgufFile>& parts() const noexcept { return parts_; }
   /// The tensors of all parts by name.

@@ -20,6 +20,7 @@ constexpr const char* kGpt2 = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\
 constexpr const char* kDigit = R"(\p{N})";
 constexpr const char* kQwen2 =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr const char *kMarks = R"([\p{P}\$\+<=>\^~\|]+)", *kNumber = R"(\p{N}+)", *kThreeDigits = "[0-9][0-9][0-9]";
 constexpr const char* kLlama3 =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 constexpr const char* kO200k =
@@ -33,7 +34,7 @@ constexpr const char* kTekken = R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p
 /// How text is cut into words before byte-level BPE, by llama.cpp's name for it ("tokenizer.ggml.pre").
 struct Words {
   std::string_view name;
-  std::array<const char*, 2> patterns;  // regular expressions, applied one after the other; null: none
+  std::array<const char*, 4> patterns;  // regular expressions, applied one after the other; null: none
   bool composes = false;                // text is brought to the normal form NFC before
   bool whole_words = false;             // a word that is a token is taken as it is
   bool begin = false;                   // texts begin with a token unless the file denies it
@@ -41,7 +42,7 @@ struct Words {
 
 constexpr std::array kWords{
     Words{"chatglm-bpe", {kLlama3}},
-    Words{"default", {kGpt2}},
+    Words{"default", {kMarks, kGpt2, kNumber, kThreeDigits}},
     Words{"deepseek-r1-qwen", {kQwen2}},
     Words{"glm4", {kLlama3}},
     Words{"gpt-2", {kGpt2}},
@@ -51,10 +52,11 @@ constexpr std::array kWords{
     Words{"refact", {kDigit, kGpt2}},
     Words{"smollm", {kDigit, kGpt2}},
     Words{"starcoder", {kDigit, kGpt2}},
-    Words{"tekken", {kTekken}, false, true},
+    Words{"tekken", {kTekken}, false, true, true},
 };
 
-/// pre: a text; null is the way of GPT-2. Throws DataError with `where` for a name that is not known here.
+/// pre: a text; null is llama.cpp's default, which it warns of. Throws DataError with `where` for a name that is not
+/// known here.
 const Words& words_of(const Json& pre, const std::string& where) {
   const std::string name = pre.is_string() ? pre.get<std::string>() : "default";
   const auto* const found = std::ranges::find(kWords, std::string_view(name), &Words::name);

@@ -44,11 +44,13 @@ class Runner : public ModelRunner {
   [[nodiscard]] std::unique_ptr<ModelPass> begin(std::span<const TokenSequence> sequences, const PassOptions& options,
                                                  Status& status) override {
     if (!options.prepare) checkpoint_->keep_reads();  // run(), for each of several methods
+    for (const std::string& text : std::exchange(untold_, {})) status.warning(text);
     return std::make_unique<Pass>(*decoder_, *checkpoint_, config_, sequences, options, status);
   }
 
   void history_gradients(const HistoryQuestion& question, const HistoryHook& hook, Status& status) override {
     check_sequences(question.sequences, question.first_positions, config_);
+    require_head(config_);
     checkpoint_->keep_reads();
     take_gradients(*decoder_, config_, question, hook, status);
   }
@@ -56,13 +58,15 @@ class Runner : public ModelRunner {
  private:
   [[nodiscard]] std::unique_ptr<Decoder> open_decoder(const std::filesystem::path& model,
                                                       const DecoderOptions& options) {
-    settle_expert_layouts(config_, *checkpoint_);
+    settle_layouts(config_, *checkpoint_);
+    untold_ = config_.notices;
     check_weights(config_, *checkpoint_, model.string());
     return make_decoder(config_, *checkpoint_, options);
   }
 
   ModelConfig config_;
   std::unique_ptr<const Checkpoint> checkpoint_;
+  std::vector<std::string> untold_;  // notices
   std::unique_ptr<Decoder> decoder_;
 };
 
@@ -83,6 +87,7 @@ void for_each_logits(const FinalStates& states, std::span<const TokenSequence> s
 }
 
 void ModelRunner::run(std::span<const TokenSequence> sequences, const RunHooks& hooks, Status& status) {
+  if (hooks.logits || hooks.final_states) require_head(config());
   const std::unique_ptr<ModelPass> pass = begin(sequences, {.layers = config().num_layers}, status);
   for (int layer = 0; layer < config().num_layers; ++layer) {
     pass->step(hooks.attention, !hooks.logits && !hooks.final_states && layer + 1 == config().num_layers);

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: MIT
 #include "model/tokenizer/tokenizer_file.hpp"
 
+#include <algorithm>
+#include <cstdlib>
 #include <limits>
+#include <map>
 #include <optional>
 
 #include "base/errors.hpp"
 #include "base/json.hpp"
+#include "base/places.hpp"
 #include "model/gguf/gguf_model.hpp"
 
 namespace oscar {
@@ -50,12 +54,14 @@ class Reader {
 
   TokenizerFile read() {
     if (!root_.is_object()) fail("the file", "is not a JSON object");
-    read_added_tokens();
+    read_added_tokens(member(root_, "added_tokens"));
+    read_added_tokens(added_by_config());
     read_normalizer(member(root_, "normalizer"), "normalizer");
     const Json& pre_tokenizer = member(root_, "pre_tokenizer");
     if (!pre_tokenizer.is_null()) read_pre_tokenizer(pre_tokenizer, "pre_tokenizer");
     read_post_processor(member(root_, "post_processor"));
     read_model(member(root_, "model"));
+    number_added_tokens();
     return std::move(file_);
   }
 
@@ -88,15 +94,51 @@ class Reader {
     return value.get<std::int32_t>();
   }
 
-  void read_added_tokens() {
-    const Json& tokens = member(root_, "added_tokens");
+  /// The added tokens of tokenizer_config.json, by their ids there.
+  [[nodiscard]] Json added_by_config() const {
+    const std::filesystem::path file = std::filesystem::path(path_).parent_path() / "tokenizer_config.json";
+    const std::optional<std::string> content = is_gguf(path_) ? std::nullopt : optional_text(file);
+    if (!content) return Json();
+    const Json config = parse_json(*content, file.string());
+    std::map<int, Json> by_id;
+    for (const auto& [number, token] : member(config, "added_tokens_decoder").items()) {
+      if (!token.is_object() || text(token, "content").empty())
+        fail("added_tokens_decoder", "has a token without content");
+      by_id[std::atoi(number.c_str())] = token;
+      by_id[std::atoi(number.c_str())]["id"] = std::atoi(number.c_str());
+    }
+    Json tokens = Json::array();
+    for (const auto& [number, token] : by_id) tokens.push_back(token);
+    return tokens;
+  }
+
+  /// What comes later says how a token that is there already takes part.
+  void read_added_tokens(const Json& tokens) {
     if (!tokens.is_null() && !tokens.is_array()) fail("added_tokens", "is not a list");
     for (const Json& token : tokens) {
       const std::string content = text(token, "content");
       if (content.empty()) fail("added_tokens", "has an entry without content");
       if (flag(token, "single_word")) unsupported("added_tokens", "with \"single_word\" (" + content + ")");
-      file_.added_tokens.push_back({content, id(member(token, "id"), "added_tokens"), flag(token, "normalized"),
-                                    flag(token, "lstrip"), flag(token, "rstrip")});
+      const AddedToken added{content, id(member(token, "id"), "added_tokens"), flag(token, "normalized"),
+                             flag(token, "lstrip"), flag(token, "rstrip")};
+      const auto same = std::ranges::find(file_.added_tokens, content, &AddedToken::content);
+      if (same == file_.added_tokens.end()) {
+        file_.added_tokens.push_back(added);
+      } else {
+        *same = added;
+      }
+    }
+  }
+
+  /// An added token has its id in the vocabulary; others count on from there, whatever the file says: so does Hugging
+  /// Face tokenizers, and with it every server.
+  void number_added_tokens() {
+    const Json& vocabulary = member(member(root_, "model"), "vocab");
+    auto next = static_cast<std::int32_t>(vocabulary.size());
+    for (AddedToken& token : file_.added_tokens) {
+      const auto known = vocabulary.find(token.content);
+      token.id = known == vocabulary.end() ? next : id(*known, "model.vocab");
+      next = std::max(next, token.id + 1);
     }
   }
 

@@ -9,21 +9,28 @@
 #include <algorithm>
 
 #include "base/check.hpp"
+#include "model/torch/fetch.hpp"
 #include "model/weights/layout.hpp"
 
 namespace oscar {
 namespace {
 
-/// Columns [begin, begin + count) of the tokens' rows, (T, count), in the device's type. The table is of a float type.
+/// Columns [begin, begin + count) of the tokens' rows, (T, count), in the device's type. The table is of a float type,
+/// or float8 with scales.
 at::Tensor token_rows(const WeightRoute& route, const char* table, std::span<const std::int32_t> tokens,
                       std::int64_t begin, std::int64_t count) {
   const TensorRef& stored = route.store.at(table);
-  const at::ScalarType type = scalar_type(stored.dtype);
+  const at::ScalarType type = stored_type(stored.dtype);
   const auto size = static_cast<std::int64_t>(c10::elementSize(type)), rows = static_cast<std::int64_t>(tokens.size());
   const at::Tensor bytes = route.device.host_bytes(rows * count * size);
   route.store.read_rows(stored, tokens, static_cast<std::size_t>(begin * size), static_cast<std::size_t>(count * size),
                         static_cast<std::byte*>(bytes.data_ptr()));
-  return bytes.view(type).view({rows, count}).to(route.device.place()).to(route.device.dtype());
+  const at::Tensor values = bytes.view(type).view({rows, count}).to(route.device.place());
+  if (!is_float8(stored.dtype)) return values.to(route.device.dtype());
+  const at::Tensor ids = at::from_blob(const_cast<std::int32_t*>(tokens.data()), {rows}, at::kInt).to(at::kLong);
+  const at::Tensor scales = load_tensor(route, scales_of(route.store, table)).to(at::kFloat);
+  const at::Tensor own = scales_of_rows(scales, ids.to(route.device.place()), stored, table).narrow(1, begin, count);
+  return (values.to(at::kFloat) * own).to(route.device.dtype());
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/floor_divide.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/stack.h>
@@ -14,6 +15,7 @@
 #include <atomic>
 #include <functional>
 #include <future>
+#include <map>
 #include <optional>
 #include <thread>
 
@@ -27,23 +29,6 @@ constexpr std::size_t kPieceBytes = std::size_t{2} << 20;        // what readers
 constexpr std::size_t kRemotePieceBytes = std::size_t{8} << 20;  // each is a request
 constexpr std::size_t kReaders = 8;
 
-at::ScalarType stored_type(DType dtype) {
-  switch (dtype) {
-    case DType::kF32:
-      return at::kFloat;
-    case DType::kBF16:
-      return at::kBFloat16;
-    case DType::kF16:
-      return at::kHalf;
-    case DType::kF8E4M3:
-      return at::kFloat8_e4m3fn;
-    case DType::kU8:
-      return at::kByte;
-    default:
-      throw DataError("weights of " + std::string(name_of(dtype)) + " cannot be computed with", "", "");
-  }
-}
-
 std::size_t reader_count(std::size_t pieces, int wanted) {
   if (wanted > 0) return std::min(pieces, static_cast<std::size_t>(wanted));
   const std::size_t cores = std::max(1U, std::thread::hardware_concurrency());
@@ -51,6 +36,19 @@ std::size_t reader_count(std::size_t pieces, int wanted) {
 }
 
 }  // namespace
+
+at::ScalarType stored_type(DType dtype) {
+  static const std::map<DType, at::ScalarType> types{{DType::kF32, at::kFloat},
+                                                     {DType::kBF16, at::kBFloat16},
+                                                     {DType::kF16, at::kHalf},
+                                                     {DType::kF8E4M3, at::kFloat8_e4m3fn},
+                                                     {DType::kF8E5M2, at::kFloat8_e5m2},
+                                                     {DType::kE8M0, at::kFloat8_e8m0fnu},
+                                                     {DType::kU8, at::kByte}};
+  const auto found = types.find(dtype);
+  if (found != types.end()) return found->second;
+  throw DataError("weights of " + std::string(name_of(dtype)) + " cannot be computed with", "", "");
+}
 
 TensorRef slice(const TensorRef& stack, int index) {
   const std::size_t bytes = stack.data.size() / static_cast<std::size_t>(stack.shape[0]);
@@ -149,10 +147,22 @@ at::Tensor unpack_mxfp4(const at::Tensor& blocks, const at::Tensor& scales, at::
 
 }  // namespace
 
+std::string scales_of(const WeightStore& store, const std::string& name) {
+  return store.contains(name + "_scale") ? name + "_scale" : name + "_scale_inv";
+}
+
+at::Tensor scales_of_rows(const at::Tensor& scale, const at::Tensor& rows, const TensorRef& matrix,
+                          const std::string& name) {
+  const std::int64_t count = scale.dim() == 0 ? 1 : scale.size(0), all = matrix.shape[0], columns = matrix.shape[1];
+  const bool whole = scale.numel() == 1 || count == 1, blocks = count == (all + kBlock - 1) / kBlock && count != all;
+  const at::Tensor own = whole ? scale : scale.index_select(0, blocks ? at::floor_divide(rows, kBlock) : rows);
+  return spread(own, rows.numel(), columns, name).expand({rows.numel(), columns});
+}
+
 at::Tensor StoredWeight::unpack(at::ScalarType dtype) const {
   if (value.scalar_type() == at::kByte) return unpack_mxfp4(value, scale, dtype);
   const bool matrix = value.dim() >= 2 && value.size(0) > 1;
-  if (value.scalar_type() != at::kFloat8_e4m3fn) return value.to(matrix ? dtype : at::kFloat);
+  if (!scale.defined()) return value.to(matrix ? dtype : at::kFloat);
   const std::int64_t rows = value.size(0), columns = value.numel() / rows;
   const at::Tensor floats = value.view({rows, columns}).to(at::kFloat);
   return (floats * spread(scale.to(at::kFloat), rows, columns, name)).to(dtype);
@@ -160,14 +170,20 @@ at::Tensor StoredWeight::unpack(at::ScalarType dtype) const {
 
 StoredWeight want_weight(Fetch& fetch, const WeightStore& store, const std::string& name) {
   StoredWeight weight{fetch.want(store.at(name)), {}, name};
-  if (weight.value.scalar_type() != at::kFloat8_e4m3fn) return weight;
-  // "…q_proj.weight" -> its scales: one for all, one per row, or one per block of rows and columns.
-  weight.scale = fetch.want(store.at(store.contains(name + "_scale") ? name + "_scale" : name + "_scale_inv"));
+  if (is_float8(store.at(name).dtype)) weight.scale = fetch.want(store.at(scales_of(store, name)));
   return weight;
 }
 
 StoredWeight want_slice(Fetch& fetch, const WeightStore& store, const std::string& name, int index) {
-  return {fetch.want(slice(store.at(name), index)), {}, name};
+  StoredWeight weight{fetch.want(slice(store.at(name), index)), {}, name};
+  if (!is_float8(store.at(name).dtype)) return weight;
+  const TensorRef& scales = store.at(scales_of(store, name));
+  if (scales.shape.empty() || scales.shape.front() != store.at(name).shape.front()) {
+    throw DataError("the scales " + shape_text(scales.shape) + " do not fit the stack of float8 weights", name,
+                    "use a checkpoint with scales for each expert");
+  }
+  weight.scale = fetch.want(slice(scales, index));
+  return weight;
 }
 
 StoredWeight want_mxfp4(Fetch& fetch, const WeightStore& store, const std::string& name, int index) {

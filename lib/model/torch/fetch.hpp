@@ -49,8 +49,16 @@ struct StoredWeight {
   [[nodiscard]] at::Tensor unpack(at::ScalarType dtype) const;
 };
 
+/// The scales of the named rows of a float8 matrix (rows, columns), which may be broadcast over them.
+[[nodiscard]] at::Tensor scales_of_rows(const at::Tensor& scale, const at::Tensor& rows, const TensorRef& matrix,
+                                        const std::string& name);
+/// libtorch's name of a type that weights are stored in. Throws DataError for others.
+[[nodiscard]] at::ScalarType stored_type(DType dtype);
+/// "…q_proj.weight" -> its scales: one for all, one per row, or one per block of rows and columns.
+[[nodiscard]] std::string scales_of(const WeightStore& store, const std::string& name);
+
 [[nodiscard]] StoredWeight want_weight(Fetch& fetch, const WeightStore& store, const std::string& name);
-/// Part `index` of a stack of floats.
+/// Part `index` of a stack of floats, or of float8 with scales.
 [[nodiscard]] StoredWeight want_slice(Fetch& fetch, const WeightStore& store, const std::string& name, int index);
 /// Part `index` of "<name>_blocks" (count, out, in / 32, 16) and "<name>_scales".
 [[nodiscard]] StoredWeight want_mxfp4(Fetch& fetch, const WeightStore& store, const std::string& name, int index);

@@ -42,6 +42,10 @@ at::Tensor activated(const Weights& layer, at::Tensor x) {
   switch (layer.block().mlp.activation) {
     case Activation::kSilu:
       return at::silu_(x);
+    case Activation::kGelu:
+      return at::gelu_(x);
+    case Activation::kRelu:
+      return at::relu_(x);
     case Activation::kGeluTanh:
       return at::gelu_(x, "tanh");
     case Activation::kSquaredRelu:

@@ -14,6 +14,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "base/places.hpp"
 #include "model/config/config.hpp"
@@ -51,6 +52,14 @@ class Checkpoint : public WeightStore {
   /// Returns the files of weights by file name.
   [[nodiscard]] virtual std::map<std::string, const PlacedFile*> files() const = 0;
 
+  /// Returns the names of all weights.
+  [[nodiscard]] virtual std::vector<std::string> names() const = 0;
+  /// Whether matrices have biases where there are some, whatever the configuration says.
+  [[nodiscard]] virtual bool tells_biases() const { return false; }
+
+  /// Returns what users should know of how the files were read.
+  [[nodiscard]] const std::vector<std::string>& notices() const { return notices_; }
+
   /// Keeps what is read of a model at a server from now on for the next time, up to 2 GiB.
   void keep_reads() const {
     if (remote_) kept_.allow(kKeptBytes);
@@ -68,6 +77,7 @@ class Checkpoint : public WeightStore {
   virtual void read_at_server(std::span<const RemoteRows::Part> parts) const = 0;
 
   bool remote_;
+  std::vector<std::string> notices_;
   mutable std::atomic<std::uint64_t> bytes_read_ = 0;
   mutable std::atomic<bool> stop_ = false;
   mutable KeptBytes kept_;

@@ -211,6 +211,12 @@ void GgufCheckpoint::read_at_server(std::span<const RemoteRows::Part> wanted) co
   read(parts);
 }
 
+std::vector<std::string> GgufCheckpoint::names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, weight] : weights_) names.push_back(name);
+  return names;
+}
+
 std::map<std::string, const PlacedFile*> GgufCheckpoint::files() const {
   std::map<std::string, const PlacedFile*> files;
   for (const auto& [name, file] : model_.parts()) files[name] = &file.file();

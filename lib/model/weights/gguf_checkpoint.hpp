@@ -23,6 +23,8 @@ class GgufCheckpoint : public Checkpoint {
 
   [[nodiscard]] const TensorRef& at(const std::string& name) const override;
   [[nodiscard]] bool contains(const std::string& name) const override { return weights_.contains(name); }
+  [[nodiscard]] std::vector<std::string> names() const override;
+  [[nodiscard]] bool tells_biases() const override { return true; }
   void read(std::span<const std::byte> bytes, std::byte* to) const override;
   [[nodiscard]] std::map<std::string, const PlacedFile*> files() const override;
 

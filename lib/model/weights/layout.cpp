@@ -2,6 +2,10 @@
 #include "model/weights/layout.hpp"
 
 #include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <set>
+#include <string_view>
 
 #include "base/errors.hpp"
 
@@ -11,11 +15,11 @@ namespace {
 /// Collects the weights of one layer; parts without a name are left out.
 class Specs {
  public:
-  explicit Specs(const ModelConfig& config) : norm_bias_(config.norm_bias) {}
+  Specs(const ModelConfig& config, const BlockSpec& block) : norm_bias_(config.norm_bias), biased_(block.biased) {}
   void linear(const std::string& part, std::int64_t out, std::int64_t in, bool bias = false) {
     if (part.empty()) return;
     add(part + ".weight", {out, in});
-    if (bias) add(part + ".bias", {out});
+    if (bias || biased_.contains(part)) add(part + ".bias", {out});
   }
   void norm(const std::string& part, std::int64_t size) {
     if (part.empty()) return;
@@ -29,6 +33,7 @@ class Specs {
 
  private:
   bool norm_bias_;
+  const std::set<std::string>& biased_;
   std::vector<WeightSpec> specs_;
 };
 
@@ -54,16 +59,16 @@ void attention_weights(const MixerSpec& m, std::int64_t hidden, Specs& out) {
 void latent_weights(const MixerSpec& m, std::int64_t hidden, Specs& out) {
   const std::int64_t queries = std::int64_t{m.num_heads} * (m.nope_dim + m.rope.dim);
   if (m.query_latent_dim > 0) {
-    out.linear("self_attn.q_a_proj", m.query_latent_dim, hidden, m.latent_bias);
+    out.linear("self_attn.q_a_proj", m.query_latent_dim, hidden, m.output_bias);
     out.norm("self_attn.q_a_layernorm", m.query_latent_dim);
     out.linear("self_attn.q_b_proj", queries, m.query_latent_dim);
   } else {
     out.linear("self_attn.q_proj", queries, hidden);
   }
-  out.linear("self_attn.kv_a_proj_with_mqa", m.latent_dim + m.rope.dim, hidden, m.latent_bias);
+  out.linear("self_attn.kv_a_proj_with_mqa", m.latent_dim + m.rope.dim, hidden, m.output_bias);
   out.norm("self_attn.kv_a_layernorm", m.latent_dim);
   out.linear("self_attn.kv_b_proj", std::int64_t{m.num_heads} * (m.nope_dim + m.head_value_dim), m.latent_dim);
-  out.linear("self_attn.o_proj", hidden, std::int64_t{m.num_heads} * m.head_value_dim, m.latent_bias);
+  out.linear("self_attn.o_proj", hidden, std::int64_t{m.num_heads} * m.head_value_dim, m.output_bias);
 }
 
 void delta_weights(const MixerSpec& m, std::int64_t hidden, Specs& out) {
@@ -118,9 +123,45 @@ void mxfp4_weights(const std::string& name, std::int64_t count, std::int64_t out
 
 }  // namespace
 
-void settle_expert_layouts(ModelConfig& config, const WeightStore& weights) {
+void require_head(const ModelConfig& config) {
+  if (config.own_head || config.tie_word_embeddings) return;
+  throw DataError("the checkpoint has no lm_head.weight, so the model predicts nothing", config.identity.id,
+                  "use a checkpoint with a head; dump and fits of rotations need none");
+}
+
+namespace {
+
+/// Whether the head is not a copy of the embedding, by some of its rows.
+bool heads_differ(const Checkpoint& weights) {
+  const TensorRef &head = weights.at(kHeadName), &embedding = weights.at(kEmbeddingName);
+  if (head.dtype != embedding.dtype || head.shape != embedding.shape || head.shape.empty()) return true;
+  const auto rows = static_cast<std::int32_t>(head.shape.front());
+  const std::vector<std::int32_t> some{0, rows / 3, rows / 2, rows - 1};
+  const std::size_t row_bytes = head.data.size() / static_cast<std::size_t>(std::max(rows, 1));
+  std::vector<std::byte> own(some.size() * row_bytes), shared(own.size());
+  weights.read_rows(head, some, 0, row_bytes, own.data());
+  weights.read_rows(embedding, some, 0, row_bytes, shared.data());
+  return own != shared;
+}
+
+}  // namespace
+
+void settle_layouts(ModelConfig& config, const Checkpoint& weights) {
+  config.notices.insert(config.notices.end(), weights.notices().begin(), weights.notices().end());
+  config.own_head = weights.contains(kHeadName);
+  if (config.tie_word_embeddings && config.own_head && heads_differ(weights)) {
+    config.notices.push_back(
+        "config.json calls head and embedding tied, but lm_head.weight is another matrix: it is taken, as transformers "
+        "does; vLLM takes the embedding");
+  }
   for (int layer = 0; layer < config.num_layers; ++layer) {
-    ExpertsSpec& experts = config.blocks[static_cast<std::size_t>(layer)].mlp.experts;
+    BlockSpec& block = config.blocks[static_cast<std::size_t>(layer)];
+    for (const WeightSpec& spec : layer_weights(config, layer)) {
+      const std::string part = spec.name.substr(0, spec.name.rfind('.'));
+      if (!weights.tells_biases() || spec.shape.size() != 2 || !spec.name.ends_with(".weight")) continue;
+      if (weights.contains(layer_weight_name(layer, part + ".bias"))) block.biased.insert(part);
+    }
+    ExpertsSpec& experts = block.mlp.experts;
     if (experts.count == 0) continue;
     const std::string stack = layer_weight_name(layer, experts.prefix) + ".gate_up_proj";
     const std::string parts = layer_weight_name(layer, experts.prefix) + ".gate_proj";
@@ -142,7 +183,7 @@ void settle_expert_layouts(ModelConfig& config, const WeightStore& weights) {
 std::vector<WeightSpec> layer_weights(const ModelConfig& config, int layer) {
   const BlockSpec& block = config.block(layer);
   const std::int64_t hidden = config.hidden_size;
-  Specs out(config);
+  Specs out(config, block);
   out.norm(block.mixer_norm, hidden);
   out.norm(block.mixer_out_norm, hidden);
   if (block.mixer.kind == MixerKind::kAttention) attention_weights(block.mixer, hidden, out);
@@ -167,7 +208,7 @@ std::vector<WeightSpec> layer_weights(const ModelConfig& config, int layer) {
 std::vector<WeightSpec> expert_weights(const ModelConfig& config, int layer, int expert) {
   const ExpertsSpec& e = config.block(layer).mlp.experts;
   const std::int64_t hidden = config.hidden_size, size = e.intermediate, count = e.count;
-  Specs out(config);
+  Specs out(config, config.block(layer));
   const std::string gate_up = e.prefix + ".gate_up_proj", down = e.prefix + ".down_proj";
   if (e.layout == ExpertLayout::kSeparate) {
     const std::string prefix = e.prefix + "." + std::to_string(expert) + ".";
@@ -201,7 +242,7 @@ std::vector<WeightSpec> expected_weights(const ModelConfig& config) {
   const std::int64_t hidden = config.hidden_size, vocab = config.vocab_size;
   std::vector<WeightSpec> specs{{kEmbeddingName, {vocab, hidden}}, {kFinalNormName, {hidden}}};
   if (config.norm_bias) specs.push_back({kFinalNormBiasName, {hidden}});
-  if (!config.tie_word_embeddings) specs.push_back({head_weight_name(config), {vocab, hidden}});
+  if (config.own_head) specs.push_back({kHeadName, {vocab, hidden}});
   if (const std::int64_t dim = config.blocks.front().input_dim; dim > 0) {
     specs.push_back({kLayerInputsName, {config.layer_input_vocab, config.num_layers * dim}});
     specs.push_back({kLayerInputProjectionName, {config.num_layers * dim, hidden}});
@@ -221,8 +262,37 @@ std::vector<WeightSpec> expected_weights(const ModelConfig& config) {
   return specs;
 }
 
-void check_weights(const ModelConfig& config, const WeightStore& weights, const std::string& where) {
+namespace {
+
+/// Whether a weight that the config does not ask for may lie in a checkpoint all the same: scales beside weights, what
+/// lies outside the layers, and what older versions of transformers saved.
+bool may_be_unused(const ModelConfig& config, const std::string& name) {
+  constexpr std::string_view kLayers = "model.layers.";
+  constexpr auto kHarmless = std::to_array<std::string_view>(  // the last two are constants of xIELU
+      {"rotary_emb.inv_freq", "scale", "scale_inv", "attn.masked_bias", "act_fn.beta", "act_fn.eps"});
+  const bool harmless = std::ranges::any_of(kHarmless, [&](std::string_view end) { return name.ends_with(end); });
+  if (harmless || !name.starts_with(kLayers)) return true;
+  const std::string rest = name.substr(kLayers.size());
+  const int layer = std::atoi(rest.c_str());
+  const bool shared = layer < config.num_layers && !config.block(layer).mixer.own_kv;
+  return layer >= config.num_layers ||
+         (shared && (rest.find("self_attn.k_") != std::string::npos || rest.find("self_attn.v_") != std::string::npos));
+}
+
+/// Types that become numbers where this weight is read: matrices and stacks of experts may be float8 with scales.
+bool can_be_read(const ModelConfig& config, const WeightSpec& spec, DType dtype) {
+  if (spec.bytes) return dtype == DType::kU8;
+  if (is_activation_dtype(dtype)) return true;
+  const bool expert_stack = spec.shape.size() == 3 && !spec.name.ends_with("conv1d.weight");
+  return config.fp8 && is_float8(dtype) && (spec.shape.size() == 2 || expert_stack);
+}
+
+}  // namespace
+
+void check_weights(const ModelConfig& config, const Checkpoint& weights, const std::string& where) {
+  std::set<std::string> expected;
   for (const WeightSpec& spec : expected_weights(config)) {
+    expected.insert(spec.name);
     const TensorRef& tensor = weights.at(spec.name);
     std::vector<std::int64_t> shape = tensor.shape;
     if (shape.size() == 2 && spec.shape.size() == 1 && shape[0] == 1) shape.erase(shape.begin());  // a row for a vector
@@ -231,12 +301,16 @@ void check_weights(const ModelConfig& config, const WeightStore& weights, const 
                           shape_text(spec.shape),
                       where, "check that config.json and the weights belong together, or fetch the checkpoint again");
     }
-    const bool fits = spec.bytes ? tensor.dtype == DType::kU8
-                                 : is_activation_dtype(tensor.dtype) || (config.fp8 && tensor.dtype == DType::kF8E4M3);
-    if (!fits) {
-      throw DataError("weight " + spec.name + " is of " + std::string(name_of(tensor.dtype)), where,
-                      "use a checkpoint in bfloat16, float16, float32 or float8 with scales");
+    if (!can_be_read(config, spec, tensor.dtype)) {
+      throw DataError(
+          "weight " + spec.name + " is of " + std::string(name_of(tensor.dtype)) + ", which is not supported for it",
+          where, "use a checkpoint in bfloat16, float16 or float32, or in float8 with scales for its matrices");
     }
+  }
+  for (const std::string& name : weights.names()) {
+    if (expected.contains(name) || may_be_unused(config, name)) continue;
+    throw DataError("the checkpoint has a weight " + name + ", which models of this config do not use", where,
+                    "check that config.json and the weights belong together");
   }
 }
 

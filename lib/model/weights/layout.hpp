@@ -30,23 +30,29 @@ inline constexpr const char* kLayerInputProjectionName = "model.per_layer_model_
 inline constexpr const char* kLayerInputNormName = "model.per_layer_projection_norm.weight";
 inline constexpr const char* kFinalNormName = "model.norm.weight";
 inline constexpr const char* kFinalNormBiasName = "model.norm.bias";
-/// The output head; the embedding if the two are tied.
+inline constexpr const char* kHeadName = "lm_head.weight";
+/// The output head. Where there is one beside the embedding, it counts, even if config.json calls the two tied: so does
+/// transformers.
 [[nodiscard]] inline std::string head_weight_name(const ModelConfig& config) {
-  return config.tie_word_embeddings ? kEmbeddingName : "lm_head.weight";
+  return config.tie_word_embeddings && !config.own_head ? kEmbeddingName : kHeadName;
 }
 
-/// Settles how experts are stored, which differs between checkpoints of one architecture, by the names that there are.
-void settle_expert_layouts(ModelConfig& config, const WeightStore& weights);
+/// Throws DataError for a checkpoint without a head, which predicts nothing.
+void require_head(const ModelConfig& config);
+
+/// Settles what differs between checkpoints of one architecture, by the names that there are: how experts are stored,
+/// whether there is a head, and in GGUF, which matrices have biases.
+void settle_layouts(ModelConfig& config, const Checkpoint& weights);
 
 /// Lists what a layer always needs: everything but routed experts.
 [[nodiscard]] std::vector<WeightSpec> layer_weights(const ModelConfig& config, int layer);
 /// Lists what one routed expert of a layer needs; of stacked experts, the whole stacks.
 [[nodiscard]] std::vector<WeightSpec> expert_weights(const ModelConfig& config, int layer, int expert);
-/// Lists every weight of a checkpoint with this config, by its full name.
+/// Lists every weight of a checkpoint with this config, by its full name; a head only if the checkpoint has one.
 [[nodiscard]] std::vector<WeightSpec> expected_weights(const ModelConfig& config);
 
-/// Throws DataError that names the first weight which is missing, has another shape, or is of a type that the config
-/// does not allow.
-void check_weights(const ModelConfig& config, const WeightStore& weights, const std::string& where);
+/// Throws DataError that names the first weight which is missing, has another shape, is of a type that it is not read
+/// in, or lies in a layer that does not use it.
+void check_weights(const ModelConfig& config, const Checkpoint& weights, const std::string& where);
 
 }  // namespace oscar

@@ -36,11 +36,15 @@ constexpr int kOpenAtOnce = 16;  // files at a server: each takes a round trip o
 SafetensorsCheckpoint::SafetensorsCheckpoint(const fs::path& model) : Checkpoint(model), where_(model.string()) {
   const fs::path index = model / "model.safetensors.index.json";
   const fs::path single = model / "model.safetensors";
-  if (const std::optional<std::string> text = optional_text(index)) {
+  const std::optional<std::string> text = optional_text(index);
+  // Servers differ where both are there; transformers takes the single file.
+  const bool both = text && (remote_ ? place_exists(single) : fs::exists(single));
+  if (both) notices_.push_back("model.safetensors is read, not the shards of the index that lies beside it");
+  if (text && !both) {
     open_shards(model, parse_json(*text, index.string()), index.string());
   } else if (remote_ || fs::exists(single)) {
-    const SafetensorsFile& file = shards_.try_emplace(single.filename().string(), single).first->second;
-    for (const auto& [name, tensor] : file.tensors()) weights_[name] = &file;
+    shards_.try_emplace(single.filename().string(), single);
+    place_weights({}, where_);
   } else {
     throw DataError("the folder has no weights: neither model.safetensors nor model.safetensors.index.json", where_,
                     remedy_without_weights(model));
@@ -72,12 +76,30 @@ void SafetensorsCheckpoint::open_shards(const fs::path& model, const Json& index
   parallel_for(
       names.size(), [&](std::size_t i) { opened[i].emplace(model / names[i]); }, remote_ ? kOpenAtOnce : 1);
   for (std::size_t i = 0; i < names.size(); ++i) shards_.emplace(names[i], std::move(*opened[i]));
-  for (const auto& [name, file] : files) weights_[name] = &shards_.at(file);
+  place_weights(files, where);
+}
+
+/// Weights lie where they are found; where that is in several files, in the one that the index tells.
+void SafetensorsCheckpoint::place_weights(const std::map<std::string, std::string>& told, const std::string& where) {
+  for (const auto& [file, shard] : shards_) {
+    for (const std::string& name : shard.names()) {
+      const auto index = told.find(name);
+      if (index == told.end() || index->second == file || !weights_.contains(name)) weights_[name] = &shard;
+    }
+  }
+  for (const auto& [name, file] : told) {
+    if (!weights_.contains(name)) {
+      throw DataError("the index names the file " + file + " for " + name + ", which neither that nor another file has",
+                      where, "fetch the checkpoint again");
+    }
+    if (weights_.at(name) == &shards_.at(file)) continue;
+    notices_.push_back("the index names the wrong file for " + name + " (" + where + "); it was found in another");
+  }
 }
 
 void SafetensorsCheckpoint::find_prefix() {
   for (const std::string outer : {"", "language_model."}) {
-    for (const std::string inner : {"model.", "model.language_model."}) {
+    for (const std::string inner : {"model.", "model.language_model.", ""}) {
       if (!weights_.contains(outer + inner + "embed_tokens.weight")) continue;
       prefix_ = outer + inner;
       head_prefix_ = outer;
@@ -122,6 +144,14 @@ void SafetensorsCheckpoint::read_at_server(std::span<const RemoteRows::Part> par
   }
   OSCAR_CHECK(all.size() == parts.size());
   remote_places().read(all);
+}
+
+std::vector<std::string> SafetensorsCheckpoint::names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, file] : weights_) {
+    if (name.starts_with(prefix_ + "layers.")) names.push_back("model." + name.substr(prefix_.size()));
+  }
+  return names;
 }
 
 std::map<std::string, const PlacedFile*> SafetensorsCheckpoint::files() const {

@@ -21,7 +21,7 @@ class SafetensorsCheckpoint : public Checkpoint {
 
   [[nodiscard]] const TensorRef& at(const std::string& name) const override;
   [[nodiscard]] bool contains(const std::string& name) const override { return weights_.contains(stored_name(name)); }
-
+  [[nodiscard]] std::vector<std::string> names() const override;
   void read(std::span<const std::byte> bytes, std::byte* to) const override;
   [[nodiscard]] std::map<std::string, const PlacedFile*> files() const override;
 
@@ -33,6 +33,7 @@ class SafetensorsCheckpoint : public Checkpoint {
 
  private:
   void open_shards(const std::filesystem::path& model, const Json& index, const std::string& where);
+  void place_weights(const std::map<std::string, std::string>& told, const std::string& where);
   void find_prefix();
   [[nodiscard]] std::string stored_name(const std::string& name) const;
 

@@ -80,6 +80,36 @@ class GgufTest(RemoteCase):
         self.refused(["blk.0.attn_sub_norm.weight", "do not have"], self.sample(more=strange))
         self.refused(["blk.0.ffn_down.weight", "TQ1_0", "not supported", "Q4_0"], self.sample(kind=KIND.TQ1_0))
 
+    def test_metadata_that_is_not_read_is_named(self):
+        number, text, flag, array = GGUFValueType.FLOAT32, GGUFValueType.STRING, GGUFValueType.BOOL, GGUFValueType.ARRAY
+        for key, value, kind in (("attention.clamp_kqv", 8.0, number), ("attention.causal", False, flag), ("rope.unheard_of", 3.0, number),
+                                 ("attention.sliding_window", 64, GGUFValueType.UINT32), ("logit_scale", 0.5, number),
+                                 ("rope.scaling.attn_factor", 0.7, number), ("rope.scaling.type", "longrope", text),
+                                 ("attention.value_length", 64, GGUFValueType.UINT32), ("attention.head_count", [3, 3, 2, 3], array),
+                                 ("attention.layer_norm_rms_epsilon", float("inf"), number), ("attention.scale", float("inf"), number)):
+            self.refused([f"qwen3.{key}"], self.sample(metadata=[("qwen3." + key, value, kind)]))
+        self.fit("a", "--model", self.sample(metadata=[("qwen3.rope.scaling.finetuned", True, flag)]), *TOKENS)
+        ones = numpy.ones(64, dtype=numpy.float32)
+        self.refused(["rope_factors_short.weight"], self.sample(more={"rope_factors_long.weight": ones}))
+        self.refused(["model.layers.0.post_attention_layernorm.bias", "do not use"],
+                     self.sample(more={"blk.0.ffn_norm.bias": numpy.ones(192, dtype=numpy.float32)}))
+
+    def test_a_file_for_other_machines_is_named(self):
+        path = self.sample()
+        content = bytearray(path.read_bytes())
+        content[4:8] = content[4:8][::-1]
+        path.write_bytes(content)
+        self.refused(["big-endian"], path)
+
+    def test_words_that_the_file_does_not_tell_are_cut_as_by_default(self):
+        path = self.sample(metadata=[("tokenizer.ggml.pre", "default", GGUFValueType.STRING)])
+        self.succeed("dump", "-q", "--model", path, *TEXT, "--out", "told")
+        named = json.loads((self.folder / "told/manifest.json").read_text())["calibration"]["data_sha256"]
+        path.write_bytes(path.read_bytes().replace(b"tokenizer.ggml.pre", b"tokenizer.ggml.prE"))
+        done = self.succeed("dump", "--model", path, *TEXT, "--out", "untold")
+        self.assertIn("tokenizer.ggml.pre is missing", done.stderr)
+        self.assertEqual(json.loads((self.folder / "untold/manifest.json").read_text())["calibration"]["data_sha256"], named)
+
     def test_damage_is_named(self):
         path = self.sample()
         content = path.read_bytes()

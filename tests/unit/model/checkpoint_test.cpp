@@ -130,7 +130,92 @@ TEST_CASE("an index that is malformed or leads outside is refused") {
   model.save_index({{"weight_map", {{first, "gone.safetensors"}}}});
   CHECK_ERROR(open_model(model.path()), DataError, "the file is missing, which the index names for " + first);
   model.save_index({{"weight_map", {{first, "shard-1.safetensors"}}}});
-  CHECK_ERROR(open_model(model.path()), DataError, "there is no tensor " + first);
+  CHECK_ERROR(open_model(model.path()), DataError, "shard-1.safetensors for " + first + ", which neither that nor");
+}
+
+TEST_CASE("an index that names the wrong file, or lies beside a single file, is told of") {
+  TinyModel model;
+  model.save_sharded();
+  const std::vector<float> right = logits_of(model.path());
+  Json map = read_json(model.path() / "model.safetensors.index.json").at("weight_map");
+  std::swap(map[model.weights[0].first], map[model.weights[1].first]);
+  model.save_index({{"weight_map", map}});
+  CHECK(logits_of(model.path()) == right);
+  CHECK(open_checkpoint(model.path())->notices().at(0).find("the wrong file for") != std::string::npos);
+  model.at("lm_head.weight").values<float>()[0] += 1;
+  model.save_single();
+  CHECK(logits_of(model.path()) != right);
+  CHECK(open_checkpoint(model.path())->notices().at(0).find("model.safetensors is read") != std::string::npos);
+}
+
+TEST_CASE("heads and names differ between checkpoints of one architecture") {
+  TinyModel model;
+  model.at("lm_head.weight").values<float>()[0] += 1;
+  model.save_single();
+  const std::vector<float> with_head = logits_of(model.path());
+  Json config = read_json(model.path() / "config.json");
+  config["tie_word_embeddings"] = true;
+  write_json(model.path() / "config.json", config);
+  CHECK(logits_of(model.path()) == with_head);  // its own head counts
+  const auto runner = open_model(model.path());
+  REQUIRE(runner->config().notices.size() == 1);
+  CHECK(runner->config().notices[0].find("lm_head.weight is another matrix") != std::string::npos);
+  model.at("lm_head.weight") = model.at("model.embed_tokens.weight");
+  model.save_single();
+  CHECK(open_model(model.path())->config().notices.empty());
+
+  std::erase_if(model.weights, [](const auto& weight) { return weight.first == "lm_head.weight"; });
+  for (auto& [name, tensor] : model.weights) name = name.substr(std::string("model.").size());
+  model.save_single();
+  const std::vector<float> base = logits_of(model.path());  // saved without "model."
+  config["tie_word_embeddings"] = false;
+  write_json(model.path() / "config.json", config);
+  CHECK_ERROR(logits_of(model.path()), DataError, "has no lm_head.weight");
+  Status silent;
+  open_model(model.path())
+      ->run(std::vector<TokenSequence>{{0, 3, 1}}, {}, silent);  // queries, keys and values need none
+}
+
+TEST_CASE("weights that a model does not use are refused, but for what is harmless") {
+  TinyModel model;
+  model.weights.emplace_back("model.layers.0.self_attn.rotary_emb.inv_freq", Tensor(DType::kF32, {1}));
+  model.weights.emplace_back("model.layers.1.eh_proj.weight", Tensor(DType::kF32, {1}));
+  model.weights.emplace_back("model.layers.0.self_attn.k_proj.k_scale", Tensor(DType::kF32, {1}));
+  model.save_single();
+  CHECK(logits_of(model.path()).size() == 15);
+  model.weights.emplace_back("model.layers.0.self_attn.q_proj.bias", Tensor(DType::kF32, {4}));
+  model.save_single();
+  CHECK_ERROR(open_model(model.path()), DataError, "self_attn.q_proj.bias, which models of this config do not use");
+}
+
+TEST_CASE("float8 embeddings are read with their scales, and types without a name here are named") {
+  TinyModel model;
+  Json config = read_json(model.path() / "config.json");
+  config["quantization_config"] = {{"quant_method", "fp8"}};
+  write_json(model.path() / "config.json", config);
+  const auto set = [&](DType dtype, std::byte one, DType scale_type, std::vector<std::int64_t> shape, std::byte two) {
+    Tensor table(dtype, {5, 4}), scale(scale_type, std::move(shape));
+    std::ranges::fill(table.data, one);
+    std::ranges::fill(scale.data, two);
+    std::erase_if(model.weights,
+                  [](const auto& weight) { return weight.first.find("embed_tokens") != std::string::npos; });
+    model.weights.emplace_back(kEmbeddingName, table);
+    model.weights.emplace_back(std::string(kEmbeddingName) + "_scale_inv", scale);
+    model.save_single();
+  };
+  model.at(kEmbeddingName) = Tensor::from({5, 4}, std::vector<float>(20, 2.0F));
+  model.save_single();
+  const std::vector<float> plain = logits_of(model.path());
+  constexpr auto kTwo = std::byte{128};                              // as E8M0
+  set(DType::kF8E4M3, std::byte{0x38}, DType::kE8M0, {1, 1}, kTwo);  // 1 times 2
+  CHECK(logits_of(model.path()) == plain);
+  set(DType::kF8E5M2, std::byte{0x3c}, DType::kE8M0, {5, 1}, kTwo);
+  CHECK(logits_of(model.path()) == plain);
+  std::string content = read_text(model.path() / "model.safetensors");
+  const std::size_t at = content.find("F8_E5M2");
+  content.replace(at, 7, "F8_E9M9");
+  write_file(model.path() / "model.safetensors", content);
+  CHECK_ERROR(open_model(model.path()), DataError, "has the element type F8_E9M9");
 }
 
 }  // namespace oscar

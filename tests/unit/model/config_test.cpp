@@ -110,6 +110,7 @@ TEST_CASE("Kimi K2 is described as DeepSeek-V3") {
                                           {"qk_rope_head_dim", 8},
                                           {"qk_nope_head_dim", 16},
                                           {"v_head_dim", 12},
+                                          {"head_dim", nullptr},
                                           {"n_routed_experts", 8},
                                           {"num_experts_per_tok", 2},
                                           {"moe_intermediate_size", 32},
@@ -130,9 +131,33 @@ TEST_CASE("settings that the other families do not know are refused by name") {
     CHECK_ERROR(read_model_config(folder.with(changes)), DataError, reason);
   };
   refused({{"model_type", "cohere"}, {"use_qk_norm", true}}, "\"use_qk_norm\": true");
-  refused({{"model_type", "granitemoehybrid"}}, "\"num_local_experts\" in this model");
+  refused({{"model_type", "granitemoehybrid"}}, "\"num_local_experts\": 8 in this model");
   refused({{"model_type", "granitemoehybrid"}, {"num_local_experts", 0}}, "\"linear_attention\" in this model");
+  refused({{"model_type", "olmo2"}, {"hidden_act", "mish"}}, "\"hidden_act\": \"mish\"");
+  refused({{"is_causal", false}}, "\"is_causal\": false");
+  refused({{"model_type", "gpt_oss"}, {"hidden_act", "gelu"}}, "\"hidden_act\": \"gelu\"");
+  refused({{"model_type", "qwen3_moe"}, {"num_experts", 4}, {"num_local_experts", 8}}, "are one thing, and differ");
   refused({{"model_type", "olmoe"}, {"clip_qkv", 8.0}}, "\"clip_qkv\"");
+}
+
+TEST_CASE("what a file tells twice, or what its class does not know, is told of") {
+  const ModelFolder folder;
+  const auto notices = [&](const Json& changes) { return read_model_config(folder.with(changes)).notices; };
+  const auto told = [&](const Json& changes, const char* what) {
+    const std::vector<std::string> all = notices(changes);
+    REQUIRE(all.size() == 1);
+    CHECK(all[0].find(what) != std::string::npos);
+  };
+  const Json yarn{{"rope_type", "yarn"}, {"factor", 4}};
+  CHECK(notices({}).empty());
+  CHECK(notices({{"unheard_of", false}, {"pad_token_id", 3}, {"_name_or_path", "x"}}).empty());
+  told({{"unheard_of", 3}}, "no such member in transformers: \"unheard_of\"");
+  told({{"rope_scaling", {{"rope_type", "yarn"}, {"factor", 4}, {"strange", 1}}}}, "\"rope_scaling.strange\"");
+  const Json both{{"rope_scaling", yarn}, {"rope_parameters", {{"rope_type", "default"}, {"rope_theta", 3e4}}}};
+  told(both, "\"rope_scaling\" is taken");
+  CHECK(read_model_config(folder.with(both)).blocks[0].mixer.rope.type == "yarn");
+  Json inner = read_json(test::data("qwen3-2m/config.json"));
+  told({{"text_config", inner}, {"hidden_size", 64}}, "\"hidden_size\" is taken from \"text_config\"");
 }
 
 TEST_CASE("what is missing, impossible or not supported is named") {
@@ -142,15 +167,14 @@ TEST_CASE("what is missing, impossible or not supported is named") {
   };
   CHECK_ERROR(read_model_config("/nowhere"), DataError, "there is no model folder");
   CHECK_ERROR(read_model_config("/nowhere"), DataError, "hf://ORG/MODEL");
-  refused({{"vocab_size", nullptr}}, "has no member \"vocab_size\"");
-  refused({{"head_dim", nullptr}, {"hidden_size", 191}}, "hidden_size is not a multiple of num_attention_heads");
+  refused({{"model_type", "llama"}, {"head_dim", nullptr}, {"hidden_size", 191}},
+          "hidden_size is not a multiple of num_attention_heads");
   refused({{"head_dim", 127}}, "head_dim must be even");
   refused({{"hidden_size", 0}}, "must be a positive whole number");
   refused({{"hidden_size", "192"}}, "must be a positive whole number");
   refused({{"vocab_size", 1e18}}, "must be a positive whole number");
   refused({{"vocab_size", 4611686018427387904}}, "must be a positive whole number");
   refused({{"num_key_value_heads", 2}}, "not a multiple of num_key_value_heads");
-  refused({{"rope_theta", nullptr}}, "\"rope_theta\" must be a positive number");
   refused({{"rms_norm_eps", -1}}, "\"rms_norm_eps\" must be a positive number");
   refused({{"model_type", "mamba"}}, "the architecture \"mamba\" is not supported");
   refused({{"model_type", "mamba"}}, "use a checkpoint of one of: apertus, cohere, ");
@@ -163,13 +187,13 @@ TEST_CASE("what is missing, impossible or not supported is named") {
   refused({{"layer_types", Json(4, "sliding_attention")}, {"sliding_window", nullptr}}, "sliding_window");
   refused({{"rope_scaling", {{"rope_type", "spiral"}, {"factor", 4}}}}, "the RoPE variant \"spiral\" is not");
   refused({{"rope_scaling", {{"rope_type", "dynamic"}, {"alpha", 1000}}}}, "the RoPE variant \"dynamic\" is not");
-  refused({{"rope_scaling", {{"rope_type", "yarn"}}}}, "\"factor\" must be a positive number");
+  refused({{"rope_scaling", {{"rope_type", "yarn"}}}}, "\"rope_scaling.factor\" must be a positive number");
   refused({{"rope_scaling", {{"rope_type", "llama3"}, {"factor", 4}}}}, "low_freq_factor");
   refused({{"rope_scaling", {{"rope_type", "longrope"}, {"short_factor", {1, 2}}}}}, "must be a list of 64 numbers");
   refused({{"rope_scaling", "yarn"}}, "must be an object");
   refused({{"quantization_config", {{"quant_method", "gptq"}}}}, "quantized with \"gptq\", which is not supported");
   refused({{"quantization_config", {{"quant_method", "awq"}}}}, "use the checkpoint that it was made from");
-  refused({{"hidden_act", "gelu"}}, "gelu");
+  refused({{"hidden_act", "gelu_10"}}, "gelu_10");
   refused({{"torch_dtype", "float8_e4m3fn"}}, "float8_e4m3fn");
   const fs::path broken = folder.with({}, "broken");
   write_file(broken / "config.json", "{\"hidden_size\": 19");

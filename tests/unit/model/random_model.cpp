@@ -83,6 +83,7 @@ const std::map<std::string, Json>& configs() {
                                                                        {"qk_rope_head_dim", 8},
                                                                        {"qk_nope_head_dim", 16},
                                                                        {"v_head_dim", 12},
+                                                                       {"head_dim", 8},
                                                                        {"num_key_value_heads", 4}})}};
   return kConfigs;
 }

@@ -170,15 +170,20 @@ TEST_CASE("a layer without tokens is an error") {
   CHECK_ERROR(take(layer, Moment::kQqt, *backend), DataError, "no tokens");
 }
 
-TEST_CASE("a layer of nothing but zeros is refused by name") {
+TEST_CASE("a head of zeros, or whose squares leave float32, is refused by name") {
   const auto backend = test::make_test_backend();
-  auto chunks = tiny();
-  chunks[0].q = Tensor(DType::kF32, {2, 2, 2});
-  chunks[0].v = Tensor(DType::kF32, {2, 1, 2});
-  test::MemoryStream layer(chunks);
-  CHECK_ERROR(take(layer, Moment::kQqt, *backend), DataError, "every q of this layer is zero");
-  CHECK_ERROR(take(layer, Moment::kVtv, *backend), DataError, "every v of this layer is zero");
-  CHECK(take(layer, Moment::kKtk, *backend).total == std::vector<double>{2});
+  const auto taken = [&](float value, Moment moment) {
+    std::vector<test::MemoryChunk> chunks = tiny();
+    for (Tensor* rows : {&chunks[0].q, &chunks[0].v}) std::ranges::fill(rows->values<float>(), value);
+    test::MemoryStream layer(chunks);
+    return take(layer, moment, *backend).total;
+  };
+  CHECK_ERROR(taken(0, Moment::kQqt), DataError, "every q of KV head 0 is zero");
+  CHECK_ERROR(taken(0, Moment::kVtv), DataError, "every v of KV head 0 is zero");
+  CHECK_ERROR(taken(1e-30F, Moment::kVtv), DataError, "every v of KV head 0 is so small");
+  CHECK_ERROR(taken(3e38F, Moment::kQqt), DataError, "a q of KV head 0 is so small, or so large");
+  CHECK(taken(1e-18F, Moment::kVtv) == std::vector<double>{2});
+  CHECK(taken(0, Moment::kKtk) == std::vector<double>{2});
 }
 
 TEST_CASE("blocks end with the call in which they are full") {

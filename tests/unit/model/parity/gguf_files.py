@@ -85,6 +85,7 @@ def rope_members(writer, architecture, model, rope, tensors):
         tensors["rope_factors_long.weight"] = torch.tensor(rope["long_factor"])
         tensors["rope_factors_short.weight"] = torch.tensor(rope["short_factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        writer.add_float32(f"{architecture}.rope.scaling.attn_factor", model.model.rotary_emb.attention_scaling)
     elif kind != "default":
         writer.add_string(f"{architecture}.rope.scaling.type", kind)
         writer.add_rope_scaling_factor(rope["factor"])
@@ -128,11 +129,23 @@ def stored_as(name, tensor, wanted):
     return wanted if whole else Type.F32
 
 
-def write(path, architecture, model, wanted, part=1, parts=1):
-    """Writes the file, or one of several parts; every n-th tensor. What the tensors stand for is put into the model."""
+def edit(writer, architecture, members):
+    """Members of metadata in place of the usual ones; None takes one out."""
+    for name, value in members.items():
+        writer.kv_data[0].pop(f"{architecture}.{name}", None)
+        if isinstance(value, list):
+            writer.add_array(f"{architecture}.{name}", value)
+        elif value is not None:
+            (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(f"{architecture}.{name}", value)
+
+
+def write(path, architecture, model, wanted, part=1, parts=1, members=(), without=()):
+    """Writes the file, or one of several parts; every n-th tensor, but those whose name has an ending `without`. What the tensors
+    stand for is returned."""
     writer = gguf.GGUFWriter(path, architecture)
     tensors = tensors_of(architecture, model)
     add_metadata(writer, architecture, model, tensors)
+    edit(writer, architecture, dict(members))
     if parts > 1:
         writer.add_uint16("split.no", part - 1)
         writer.add_uint16("split.count", parts)
@@ -141,7 +154,7 @@ def write(path, architecture, model, wanted, part=1, parts=1):
         kind = stored_as(name, tensor, wanted)
         data = gguf.quants.quantize(tensor.contiguous().numpy(), kind)
         stands_for[name] = torch.tensor(gguf.quants.dequantize(data, kind)).reshape(tensor.shape)
-        if i % parts == part - 1:
+        if i % parts == part - 1 and not name.endswith(tuple(without)):
             writer.add_tensor(name, data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """gguf_parity.py COMPARE: writes tiny models as GGUF files, and lets COMPARE (compare.cpp) run them against what Hugging Face
 transformers makes of the weights that the files stand for. Exit status 77 if a package is not installed."""
+import math
 import subprocess
 import sys
 import tempfile
@@ -21,7 +22,16 @@ from tiny_models import COMMON, MODELS
 
 SWA, FULL = "sliding_attention", "full_attention"
 FULL_MOE = {"mlp_only_layers": []}
-# {case: (llama.cpp's name, model of tiny_models.py, members that differ, type of matrices)}
+YARN = MODELS["qwen3-yarn"][1]["rope_parameters"]
+LINEAR = MODELS["llama-linear-bias"][1]["rope_parameters"]
+
+
+def yarn(factor):
+    return {"rope_parameters": YARN | {"attention_factor": factor}}
+
+
+# {case: (llama.cpp's name, model of tiny_models.py, members that differ, type of matrices[, metadata that differs[, endings of
+# tensors that are left out, and are zero in the model]])}: what files say in other ways than today's converter, or leave out.
 CASES = {
     "llama": ("llama", "llama", {}, Type.F32),
     "llama-bias": ("llama", "llama-linear-bias", {}, Type.BF16),
@@ -37,20 +47,43 @@ CASES = {
     "phi4-mini": ("phi3", "phi4-mini-long", {}, Type.F32),
     "glm4": ("glm4", "glm4", {}, Type.F16),
     "gpt-oss": ("gpt-oss", "gpt-oss", {"layer_types": [SWA, FULL, SWA]}, Type.MXFP4),
+    "scaling-without-type": ("llama", "llama-linear-bias", {}, Type.F32, {"rope.scaling.type": None}),
+    "old-scaling": ("llama", "llama-linear-bias", {"rope_parameters": LINEAR | {"factor": 4.0}}, Type.F32,
+                    {"rope.scaling.type": None, "rope.scaling.factor": None, "rope.scale_linear": 4.0}),
+    "attn-factor": ("qwen3", "qwen3-yarn", yarn(0.7 * (1 + 0.1 * math.log(4))), Type.F32, {"rope.scaling.attn_factor": 0.7}),
+    "yarn-attn-factor": ("qwen3", "qwen3-yarn", yarn(0.8), Type.F32, {"rope.scaling.yarn_attn_factor": 0.8}),
+    "output-bias": ("llama", "llama-linear-bias", {}, Type.F32, {}, ("_q.bias", "_k.bias", "_v.bias", "ffn_up.bias", "gate.bias")),
+    "query-bias": ("llama", "llama-linear-bias", {}, Type.F32, {}, ("_k.bias", "_output.bias", "ffn_down.bias")),
+    "head-counts": ("llama", "llama", {}, Type.F32, {"attention.head_count": [4] * 3, "attention.head_count_kv": [2] * 3}),
+    "gemma2-left-out": ("gemma2", "gemma2", {"layer_types": [SWA, FULL] * 2, "query_pre_attn_scalar": 32}, Type.F32,
+                        {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
+    "gemma3-no-window": ("gemma3", "gemma3", {"layer_types": [FULL] * 4, "query_pre_attn_scalar": 32}, Type.F32,
+                         {"attention.sliding_window": None}),
+    "gemma3-pattern": ("gemma3", "gemma3", {"layer_types": [SWA, FULL] * 2, "query_pre_attn_scalar": 32}, Type.F32,
+                       {"attention.sliding_window_pattern": 2}),
+    "gemma3-list": ("gemma3", "gemma3", {"layer_types": [SWA, FULL, FULL, SWA], "query_pre_attn_scalar": 32}, Type.F32,
+                    {"attention.sliding_window_pattern": [True, False, False, True]}),
 }
 
 
 def same(case, compare, parts=1):
-    architecture, name, members, wanted = CASES[case]
+    (architecture, name, members, wanted), more = CASES[case][:4], CASES[case][4:]
+    without = more[1] if len(more) > 1 else ()
     MODELS[case] = (MODELS[name][0], MODELS[name][1] | members)
     model = parity.build(case)
     if not hasattr(model.config, "head_dim") or model.config.head_dim is None:
         model.config.head_dim = model.config.hidden_size // model.config.num_attention_heads
+    zero = {"_q.": "q_proj.", "_k.": "k_proj.", "_v.": "v_proj.", "_output.": "o_proj.", "ffn_up.": "up_proj.", "gate.": "gate_proj.",
+            "ffn_down.": "down_proj."}
+    with torch.no_grad():
+        for ending in without:
+            for parameter, tensor in model.named_parameters():
+                tensor.mul_(0 if parameter.endswith(zero[ending.removesuffix("bias")] + "bias") else 1)
     golden = {"tokens": torch.randint(0, COMMON["vocab_size"], (1, parity.TOKENS))}
     with tempfile.TemporaryDirectory(prefix="oscar-gguf-") as folder:
         names = ["model.gguf"] if parts == 1 else [f"model-{i + 1:05}-of-{parts:05}.gguf" for i in range(parts)]
         for i, file in enumerate(names):
-            stands_for = gguf_files.write(Path(folder, file), architecture, model, wanted, i + 1, parts)
+            stands_for = gguf_files.write(Path(folder, file), architecture, model, wanted, i + 1, parts, *more)
         with torch.no_grad():
             gguf_files.put_back(architecture, model, stands_for)
         parity.capture(model, golden)

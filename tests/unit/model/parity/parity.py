@@ -29,11 +29,14 @@ def build(name):
     config = model_class.config_class(**{**COMMON, **members})
     config._attn_implementation = "eager"
     torch.manual_seed(sum(name.encode()))
-    model = model_class(config).eval()
+    return randomized(model_class(config))
+
+
+def randomized(model):
     with torch.no_grad():
-        for tensor_name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            randomize(tensor_name, tensor)
-    return model
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            randomize(name, tensor)
+    return model.eval()
 
 
 def randomize(name, tensor):
@@ -75,19 +78,27 @@ def capture(model, out):
         return original(layer, query, key, value, *args, **members)
 
     module.eager_attention_forward = report
+    return original
+
+
+def activations(model, tokens):
+    """What attention gets for these tokens, and every 16th row of logits."""
+    golden = {"tokens": tokens}
+    original = capture(model, golden)
+    try:
+        with torch.no_grad():
+            golden["logits"] = model(tokens, use_cache=False).logits[0, ::16]
+    finally:
+        sys.modules[type(model).__module__].eager_attention_forward = original
+    return {name: tensor.contiguous() for name, tensor in golden.items()}
 
 
 def same(name, compare):
     model = build(name)
     tokens = torch.randint(0, COMMON["vocab_size"], (1, TOKENS))
-    golden = {"tokens": tokens}
     with tempfile.TemporaryDirectory(prefix="oscar-parity-") as folder:
         model = checkpoints.publish(name, model, Path(folder))
-        capture(model, golden)
-        with torch.no_grad():
-            logits = model(tokens, use_cache=False).logits
-        golden["logits"] = logits[0, ::16].contiguous()
-        save_file(golden, f"{folder}/golden.safetensors")
+        save_file(activations(model, tokens), f"{folder}/golden.safetensors")
         print(f"{name}: ", end="", flush=True)
         return subprocess.run([compare, folder, f"{folder}/golden.safetensors"], check=False).returncode == 0
 

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: MIT
+"""members_test.py COMPARE [FAMILY …] [--each]: no member of a config.json changes a model in silence. For every family, as its
+class in transformers reads the file and COMPARE (compare.cpp) does: as the class writes it, and with each member at another value
+than the class's. They agree, or COMPARE refuses and names the member. Members are tried some at a time; alone where those do not
+agree, or all with --each. Published files are read with one warning at most. Exit status 77 without transformers."""
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[4] / "scripts"))
+import class_members  # which ends the test without transformers
+import torch
+import transformers
+from safetensors.torch import save_file
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+import parity
+from class_members import OUTER
+from tiny_models import SEEING
+
+TOKENS, TOGETHER = 40, 6
+TABLE = class_members.table()
+# Tried are, in every family: "everywhere", whether its class has the member or not, and "together"; and "own" where its class has it.
+# "needed" makes a family run here, or more of it matter. "layer_types" are repeated for all layers.
+TRIED = json.loads(Path(__file__).with_name("members.json").read_text(encoding="utf-8"))
+
+
+class Family:
+    def __init__(self, name):
+        self.name, self.members = name, TABLE["members"][name]
+        known = [key for key in TRIED["sizes"] if key in self.members and (key != "head_dim" or self.members[key])]
+        self.sizes = {key: TRIED["sizes"][key] for key in known} | TRIED["needed"].get(name, {})
+
+    def document(self, members):
+        own = {"model_type": self.name, "dtype": "float32", "pad_token_id": None, "bos_token_id": None, "eos_token_id": None, **members}
+        if self.name not in OUTER:
+            return own
+        tied = {key: own[key] for key in ("tie_word_embeddings",) if key in own}
+        return tied | {"model_type": self.name.removesuffix("_text"), "vision_config": SEEING, "text_config": own}
+
+    def publish(self, members, folder):
+        """Writes a checkpoint, its config.json as the class does, and activations. Throws what transformers does."""
+        document = self.document(members)
+        config = CONFIG_MAPPING[document["model_type"]].from_dict(json.loads(json.dumps(document)))
+        config._attn_implementation = "eager"
+        kind = getattr(transformers, f"{OUTER[self.name]}ForConditionalGeneration") if self.name in OUTER else \
+            MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        torch.manual_seed(7)
+        model = parity.randomized(kind(config))
+        model.save_pretrained(folder)
+        golden = parity.activations(model, torch.arange(TOKENS).mul(37).remainder(160).view(1, -1))
+        if not all(torch.isfinite(tensor).all() for tensor in golden.values()):
+            raise ValueError("not finite")
+        save_file(golden, folder / "golden.safetensors")
+
+    def others(self):
+        """Members that differ from the class's, some of which the class may not know."""
+        for name, default in self.members.items():
+            values = [not default] if isinstance(default, bool) else [default * 2] if isinstance(default, float) else \
+                [max(2, default // 2)] if isinstance(default, int) and name not in self.sizes else []
+            values += ["another"] if isinstance(default, str) else []
+            yield from ({name: value} for value in values + TRIED["own"].get(name, []))
+        for members in TRIED["everywhere"] + TRIED["together"]:
+            layers = self.sizes["num_hidden_layers"]
+            yield members | {name: (types * layers)[:layers] for name, types in members.items() if name == "layer_types"}
+
+
+class Judge:
+    def __init__(self, program, root):
+        self.process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.folder, self.wrong, self.counts = Path(root), [], {}
+
+    def ask(self, activations):
+        self.process.stdin.write(f"{self.folder} {activations}\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline().strip()
+
+    def read(self, document):
+        (self.folder / "config.json").write_text(json.dumps(document))
+        return self.ask("-")
+
+    def run(self, family, members):
+        """None: transformers does not know such a model."""
+        try:
+            family.publish(family.sizes | members, self.folder)
+        except Exception:  # in many ways
+            return None
+        if members:
+            self.read(family.document(family.sizes | members))
+        return self.ask(self.folder / "golden.safetensors")
+
+    def count(self, what, complaint=None):
+        self.counts[what] = self.counts.get(what, 0) + 1
+        if complaint:
+            self.wrong.append(complaint)
+
+    def refuses(self, family, members):
+        """Whether the file alone is refused, which must name a member of the class."""
+        answer = self.read(family.document(family.sizes | members))
+        if not answer.startswith("refused"):
+            return False
+        named = any(name in answer for name in [*members, *family.members, "RoPE"])
+        self.count("refused", None if named else f"{family.name} {members}: {answer}")
+        return True
+
+    def judge(self, family, together):
+        """members of several cases, as one; where that is not the same, of half of them"""
+        answer = self.run(family, {name: value for members in together for name, value in members.items()})
+        if answer and answer.startswith("same"):
+            self.count("same", None)
+        elif len(together) > 1:
+            self.judge(family, together[::2])
+            self.judge(family, together[1::2])
+        else:
+            self.count("differs" if answer else "unknown", answer and f"{family.name} {together[0]}: {answer}")
+
+
+def groups(cases, size):
+    """Cases whose members differ in name, and rope's apart from each other."""
+    waiting = list(cases)
+    while waiting:
+        group, names = [], set()
+        for members in waiting:
+            own = {"rope" if "rope" in name else name for name in members}
+            if len(group) < size and not own & names:
+                group.append(members)
+                names |= own
+        waiting = [members for members in waiting if not any(members is taken for taken in group)]
+        yield group
+
+
+def main():
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity(50)
+    transformers.logging.disable_progress_bar()
+    wanted = [name for name in sys.argv[2:] if name != "--each"] or list(TABLE["members"])
+    with tempfile.TemporaryDirectory(prefix="oscar-members-") as root:
+        judge = Judge(sys.argv[1], root)
+        judge.wrong += class_members.differences()
+        for name in wanted:
+            family = Family(name)
+            if judge.run(family, {}) != "same":  # as the class writes it, without a warning
+                judge.wrong.append(f"{name}: {judge.ask(judge.folder / 'golden.safetensors')}")
+            accepted = [members for members in family.others() if not judge.refuses(family, members)]
+            for together in groups(accepted, 1 if "--each" in sys.argv else TOGETHER):
+                judge.judge(family, together)
+        for name, document in json.loads(Path(__file__).with_name("published_configs.json").read_text()).items():
+            answer = judge.read(document)
+            if not answer.startswith("read") or answer.count("warning:") > 1:
+                judge.wrong.append(f"{name}, as published: {answer}")
+    print(*judge.wrong, judge.counts, sep="\n")
+    return 1 if judge.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
