@@ -59,7 +59,7 @@ constexpr float kSmallest = 1e-18F, kLargest = 1e18F;  // whose squares are far 
 /// The largest magnitude of each head as bits, which order as magnitudes do.
 template <class Bits>
 std::vector<Bits> largest_bits(const HeadsView& rows) {
-  constexpr auto kMagnitude = static_cast<Bits>(~Bits{0} >> 1U);
+  constexpr auto kMagnitude = static_cast<Bits>(static_cast<Bits>(~Bits{0}) >> 1U);  // all but the sign
   std::vector<Bits> largest(static_cast<std::size_t>(rows.num_heads));
   const std::byte* value = rows.data;
   for (std::int64_t token = 0; token < rows.num_tokens; ++token) {
