@@ -231,10 +231,11 @@ class TokenizerReader {
   }
 
   /// The token that begins every text, if the file wants one.
-  [[nodiscard]] Json prefix(bool otherwise) const {
-    const Json id = value("bos_token_id");
-    if (!flag("add_bos_token", otherwise || begin_) || !id.is_number_integer()) return nullptr;
-    if (id < 0 || id >= tokens_.size()) fail("tokenizer.ggml.bos_token_id is no token");
+  [[nodiscard]] Json prefix(bool pieces) const {
+    Json id = value("bos_token_id");
+    if (!flag("add_bos_token", pieces || begin_)) return nullptr;
+    if (id.is_null()) id = pieces ? 1 : 11;  // llama.cpp's
+    if (!id.is_number_integer() || id < 0 || id >= tokens_.size()) fail("tokenizer.ggml.bos_token_id is no token");
     const std::string& token = tokens_[id.get<std::size_t>()];
     return {{"type", "TemplateProcessing"},
             {"single", {{{"SpecialToken", {{"id", token}}}}, {{"Sequence", {{"id", "A"}}}}}},

@@ -85,7 +85,8 @@ def write_gguf(path, words, tokenizer):
     writer.add_token_types([kinds.CONTROL if token in added else kinds.NORMAL if id in by_id else kinds.UNUSED
                             for id, token in enumerate(tokens)])
     writer.add_token_merges([" ".join(merge) for merge in model["model"]["merges"]])
-    writer.add_bos_token_id(0)
+    if words != "tekken":  # whose files may leave it out
+        writer.add_bos_token_id(0)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
