@@ -12,7 +12,6 @@
 
 #include "base/errors.hpp"
 #include "base/sha256.hpp"
-#include "model/config/config_file.hpp"
 #include "tensor/tensor.hpp"
 
 namespace oscar {
@@ -202,13 +201,13 @@ Json rope_scaling(const Metadata& metadata) {
   if (type == "yarn" && !worked_out && !by_length) {
     metadata.require("rope.scaling.yarn_ext_factor", 1);
     metadata.require("rope.scaling.yarn_log_multiplier", 0);
-    const double inferred = yarn_scale(factor.get<double>()) * scale.get<double>();
+    const double own = 1 + 0.1 * std::log(std::max(factor.get<double>(), 1.0));  // YaRN's, which llama.cpp multiplies
     return {{"rope_type", "yarn"},
             {"factor", factor},
             {"original_max_position_embeddings", context},
             {"beta_fast", metadata.number("rope.scaling.yarn_beta_fast", 32)},
             {"beta_slow", metadata.number("rope.scaling.yarn_beta_slow", 1)},
-            {"attention_factor", metadata.number("rope.scaling.yarn_attn_factor", inferred)}};
+            {"attention_factor", metadata.number("rope.scaling.yarn_attn_factor", own * scale.get<double>())}};
   }
   if (type != "linear" && type != "none" && !(type == "longrope" && by_length)) {
     metadata.refuse("rope.scaling.type", "is " + gguf_text(type) + ", which is not supported with this file's tensors");
