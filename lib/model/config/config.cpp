@@ -27,7 +27,9 @@ Described describe_gguf(const fs::path& path) {
   ModelIdentity identity;
   identity.id = gguf_model_name(path);
   identity.config_sha256 = model.config_sha256();
-  return {ConfigFile(gguf_config(model), model.where()), identity};
+  ConfigFile file(gguf_config(model), model.where());
+  for (const std::string& text : gguf_notices(model)) file.notice(text);
+  return {file, identity};
 }
 
 /// The names come from the address on the Hugging Face Hub or the path inside its cache
@@ -55,11 +57,6 @@ Described describe_folder(const fs::path& model) {
   }
   identity.config_sha256 = sha256_hex(place_text(model / "config.json"));
   return {ConfigFile(model / "config.json"), identity};
-}
-
-bool says_no_words(const fs::path& gguf) {
-  const GgufModel model(gguf);
-  return model.metadata().text("tokenizer.ggml.model") == "gpt2" && !model.metadata().text("tokenizer.ggml.pre");
 }
 
 /// Heads are those of the layers that keep a cache.
@@ -146,11 +143,6 @@ ModelConfig read_model_config(const fs::path& model) {
   check_quantization(file, config);
   describe_architecture(file, config);
   config.notices = file.check_members();
-  if (is_gguf(model) && says_no_words(model)) {
-    config.notices.push_back(
-        "the file does not say how text is cut into words (tokenizer.ggml.pre is missing): it is cut "
-        "as llama.cpp does then, which may be wrong");
-  }
   config.identity = identity;
   settle_sizes(config);
   return config;

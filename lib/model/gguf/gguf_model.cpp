@@ -12,7 +12,6 @@
 
 #include "base/errors.hpp"
 #include "base/sha256.hpp"
-#include "model/config/config_file.hpp"
 #include "tensor/tensor.hpp"
 
 namespace oscar {
@@ -89,12 +88,10 @@ std::string gguf_model_name(const fs::path& path) {
 
 namespace {
 
-constexpr int kNoWindows = -1;
-
 struct GgufArchitecture {
-  const char* name;         // llama.cpp's
-  const char* model_type;   // Hugging Face's
-  int period = kNoWindows;  // where there is a window, every so manieth layer sees all; 0: all slide
+  const char* name;        // llama.cpp's
+  const char* model_type;  // Hugging Face's
+  int period = 0;          // every so manieth layer sees all, and others slide; 0: llama.cpp knows no windows
   /// What llama.cpp computes with and files do not tell, in config.json's terms.
   const char* members = "{}";
 };
@@ -103,15 +100,15 @@ constexpr std::array kGgufArchitectures{
     GgufArchitecture{"gemma2", "gemma2", 2, R"({"hidden_activation": "gelu_pytorch_tanh", "sliding_window": 4096,
       "attn_logit_softcapping": 50, "final_logit_softcapping": 30})"},
     GgufArchitecture{"gemma3", "gemma3_text", 6, R"({"hidden_activation": "gelu_pytorch_tanh",
-      "rope_local_base_freq": 10000, "sliding_window_pattern": 6})"},
+      "rope_local_base_freq": 10000, "sliding_window_pattern": 6, "sliding_window": 0})"},
     GgufArchitecture{"glm4", "glm4"},
     GgufArchitecture{"gpt-oss", "gpt_oss", 2, R"({"attention_bias": true, "swiglu_alpha": 1.702, "swiglu_limit": 7})"},
     GgufArchitecture{"llama", "llama"},  // or Mixtral, which has experts
-    GgufArchitecture{"phi3", "phi3", 0},
+    GgufArchitecture{"phi3", "phi3"},
     GgufArchitecture{"qwen2", "qwen2"},
-    GgufArchitecture{"qwen2moe", "qwen2_moe", kNoWindows, R"({"norm_topk_prob": false, "qkv_bias": true})"},
+    GgufArchitecture{"qwen2moe", "qwen2_moe", 0, R"({"norm_topk_prob": false, "qkv_bias": true})"},
     GgufArchitecture{"qwen3", "qwen3"},
-    GgufArchitecture{"qwen3moe", "qwen3_moe", kNoWindows, R"({"norm_topk_prob": true})"},
+    GgufArchitecture{"qwen3moe", "qwen3_moe", 0, R"({"norm_topk_prob": true})"},
 };
 
 const GgufArchitecture& gguf_architecture_of(const GgufModel& model) {
@@ -189,43 +186,40 @@ class Metadata {
 
 /// The extension of RoPE to longer texts: by factors of each frequency, or by a rule, which is "linear" where a file
 /// names none.
-Json rope_scaling(const GgufModel& model, const Metadata& metadata) {
+Json rope_scaling(const Metadata& metadata) {
   const Json context = metadata.number("rope.scaling.original_context_length", metadata.number("context_length"));
   const Json type = metadata.has("rope.scaling.type") ? metadata.value("rope.scaling.type") : Json("linear");
   Json factor = metadata.number("rope.scaling.factor", metadata.number("rope.scale_linear", 0));
-  if (factor == 0 || type == "none") factor = 1;
+  if (factor == 0) factor = 1;
   const Json scale = metadata.number("rope.scaling.attn_factor", 1);
-  if (metadata.has_tensor("rope_factors_long.weight") || metadata.has_tensor("rope_factors_short.weight")) {
-    if (type == "yarn") metadata.refuse("rope.scaling.type", "is yarn beside factors of each frequency");
-    return {{"rope_type", "longrope"},
-            {"factor", factor},
-            {"short_factor", metadata.floats("rope_factors_short.weight")},
-            {"long_factor", metadata.floats("rope_factors_long.weight")},
-            {"original_max_position_embeddings", context},
-            {"attention_factor", scale}};
-  }
   const bool worked_out = metadata.has_tensor("rope_freqs.weight");  // Llama 3's rule
-  if (type == "yarn" && !worked_out) {
+  const bool by_length =
+      metadata.has_tensor("rope_factors_long.weight") || metadata.has_tensor("rope_factors_short.weight");
+  if (factor != 1 && (worked_out || by_length || type == "none")) {
+    metadata.refuse("rope.scaling.factor", "stands beside rope.scaling.type none or factors of each frequency");
+  }
+  if (type == "yarn" && !worked_out && !by_length) {
     metadata.require("rope.scaling.yarn_ext_factor", 1);
     metadata.require("rope.scaling.yarn_log_multiplier", 0);
-    const double inferred = yarn_scale(factor.get<double>()) * scale.get<double>();
+    const double own = 1 + 0.1 * std::log(std::max(factor.get<double>(), 1.0));  // YaRN's, which llama.cpp multiplies
     return {{"rope_type", "yarn"},
             {"factor", factor},
             {"original_max_position_embeddings", context},
             {"beta_fast", metadata.number("rope.scaling.yarn_beta_fast", 32)},
             {"beta_slow", metadata.number("rope.scaling.yarn_beta_slow", 1)},
-            {"attention_factor", metadata.number("rope.scaling.yarn_attn_factor", inferred)},
-            {"truncate", model.architecture() != "gpt-oss"}};
+            {"attention_factor", metadata.number("rope.scaling.yarn_attn_factor", own * scale.get<double>())}};
+  }
+  if (type != "linear" && type != "none" && !(type == "longrope" && by_length)) {
+    metadata.refuse("rope.scaling.type", "is " + gguf_text(type) + ", which is not supported with this file's tensors");
+  }
+  if (worked_out || by_length) {
+    return {{"rope_type", "longrope"},
+            {"short_factor", metadata.floats(worked_out ? "rope_freqs.weight" : "rope_factors_short.weight")},
+            {"long_factor", metadata.floats(worked_out ? "rope_freqs.weight" : "rope_factors_long.weight")},
+            {"original_max_position_embeddings", context},
+            {"attention_factor", scale}};
   }
   metadata.require("rope.scaling.attn_factor", 1);
-  if (worked_out) {
-    if (factor != 1) metadata.refuse("rope.scaling.factor", "stands beside factors of each frequency");
-    const Json factors = metadata.floats("rope_freqs.weight");
-    return {{"rope_type", "longrope"}, {"short_factor", factors}, {"long_factor", factors}, {"attention_factor", 1.0}};
-  }
-  if (type != "linear" && type != "none") {
-    metadata.refuse("rope.scaling.type", gguf_text(type) + " is not supported");
-  }
   if (factor == 1) return {{"rope_type", "default"}};
   return {{"rope_type", "linear"}, {"factor", factor}};
 }
@@ -249,13 +243,15 @@ void add_experts(const Metadata& metadata, Json& config) {
 
 /// Which layers slide: all but each n-th, or as a list says.
 void add_windows(const GgufModel& model, int period, const Metadata& metadata, Json& config) {
-  if (period == kNoWindows) return;
-  const char* key = "attention.sliding_window_pattern";
-  const Json window = metadata.number("attention.sliding_window", config.value("sliding_window", Json(0)));
-  const Json pattern = metadata.has(key) ? model.metadata().value(model.architecture() + "." + key) : Json(period);
+  if (period == 0) return;
+  const char *key = "attention.sliding_window", *list = "attention.sliding_window_pattern";
+  const Json usual = config.value("sliding_window", Json());  // 0: there may be none
+  const Json window = usual.is_null() ? metadata.number(key) : metadata.number(key, usual);
+  if (window <= 0 && usual != 0) metadata.refuse(key, "is " + gguf_text(window) + ", which is not supported");
+  const Json pattern = metadata.has(list) ? model.metadata().value(model.architecture() + "." + list) : Json(period);
   const auto layers = config["num_hidden_layers"].get<std::size_t>();
   const bool fits = pattern.is_array() ? pattern.size() == layers : pattern.is_number_integer() && pattern >= 0;
-  if (!fits) metadata.refuse(key, "is neither a number nor a list with an entry a layer");
+  if (!fits) metadata.refuse(list, "is neither a number nor a list with an entry a layer");
   const auto slides = [&](std::size_t layer) {
     if (pattern.is_array()) return pattern[layer] == true || pattern[layer] == 1;
     return pattern == 0 || (layer + 1) % pattern.get<std::size_t>() != 0;
@@ -279,6 +275,7 @@ void add_gemma(const GgufModel& model, const Metadata& metadata, Json& config) {
     if (const Json found = metadata.number(cap, config.value(cap, Json(0))); found != 0) config[cap] = found;
   }
   if (!third) return;
+  metadata.require("rope.scaling.attn_factor", 1);  // which llama.cpp applies in sliding layers, too
   config["rope_local_base_freq"] = metadata.number("rope.freq_base_swa", config["rope_local_base_freq"]);
   Json full = config["rope_scaling"];
   full["rope_theta"] = config["rope_theta"];
@@ -317,14 +314,40 @@ Json gguf_config(const GgufModel& model) {
   metadata.require("attention.value_length", config["head_dim"]);
   metadata.require("attention.causal", true);
   const auto rotated = metadata.number("rope.dimension_count", config["head_dim"]).get<double>();
-  if (const auto dim = config["head_dim"].get<double>(); rotated < dim) config["partial_rotary_factor"] = rotated / dim;
+  const bool partial = architecture.model_type == std::string_view("glm4") || model.architecture() == "phi3";
+  if (!partial) metadata.require("rope.dimension_count", config["head_dim"]);
+  if (partial) config["partial_rotary_factor"] = rotated / config["head_dim"].get<double>();
   config["tie_word_embeddings"] = !metadata.has_tensor("output.weight");
-  config["rope_scaling"] = rope_scaling(model, metadata);
+  config["rope_scaling"] = rope_scaling(metadata);
   add_experts(metadata, config);
   add_windows(model, architecture.period, metadata, config);
   add_gemma(model, metadata, config);
+  if (model.architecture() == "phi3") (void)metadata.value("attention.sliding_window");  // see gguf_notices
   metadata.refuse_unread();
   return config;
+}
+
+std::vector<std::string> gguf_notices(const GgufModel& model) {
+  std::vector<std::string> notices;
+  if (model.metadata().text("tokenizer.ggml.model") == "gpt2" && !model.metadata().text("tokenizer.ggml.pre")) {
+    notices.emplace_back(
+        "the file does not say how text is cut into words (tokenizer.ggml.pre is missing): it is cut as llama.cpp does "
+        "then, which may be wrong");
+  }
+  const Json window = model.value("attention.sliding_window");
+  if (model.architecture() == "phi3" && window.is_number() && window > 0) {
+    notices.push_back("attention.sliding_window is " + gguf_text(window) +
+                      ", and as in llama.cpp, which has no windows in this architecture, every layer sees all");
+  }
+  constexpr std::array<std::pair<const char*, int>, 3> kUnread{
+      {{"attn_factor", 0}, {"beta_fast", 32}, {"beta_slow", 1}}};
+  for (const auto& [name, usual] : kUnread) {
+    const std::string key = std::string("rope.scaling.yarn_") + name;
+    const Json found = model.value(key);
+    if (found.is_null() || found == usual) continue;
+    notices.push_back(key + " is " + gguf_text(found) + " and counts; llama.cpp does not read it in this architecture");
+  }
+  return notices;
 }
 
 }  // namespace oscar

@@ -71,6 +71,9 @@ struct GgufWeightName {
 /// Returns a config.json that says what the GGUF file does. Throws DataError: an architecture that is not supported, a
 /// member that is missing or of another type.
 [[nodiscard]] Json gguf_config(const GgufModel& model);
+/// Returns what users should know of the file: where it says less than a model needs, or llama.cpp does not do what it
+/// says.
+[[nodiscard]] std::vector<std::string> gguf_notices(const GgufModel& model);
 /// Returns what a tensor is called in a checkpoint; nothing for one that the configuration tells ("rope_freqs.weight")
 /// or that is unknown.
 [[nodiscard]] std::optional<GgufWeightName> gguf_weight_name(const GgufModel& model, const std::string& tensor);

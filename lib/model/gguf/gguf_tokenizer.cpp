@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: MIT
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -23,19 +25,19 @@ constexpr const char* kQwen2 =
 constexpr const char *kMarks = R"([\p{P}\$\+<=>\^~\|]+)", *kNumber = R"(\p{N}+)", *kThreeDigits = "[0-9][0-9][0-9]";
 constexpr const char* kLlama3 =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+// Letters: the first expression of llama.cpp's takes those that are no small ones of ASCII, the second no large ones.
 constexpr const char* kO200k =
-    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|)"
-    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|)"
+    R"([^\r\n\p{L}\p{N}]?(?:(?![a-z])\p{L})*(?:(?![A-Z])\p{L})+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|)"
+    R"([^\r\n\p{L}\p{N}]?(?:(?![a-z])\p{L})+(?:(?![A-Z])\p{L})*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|)"
     R"(\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-constexpr const char* kTekken = R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|)"
-                                R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|)"
-                                R"(\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr const char* kTekken =
+    R"([^\r\n\p{L}\p{N}]?(?:(?![a-z])\p{L})*(?:(?![A-Z])\p{L})+|[^\r\n\p{L}\p{N}]?(?:(?![a-z])\p{L})+(?:(?![A-Z])\p{L})*|)"
+    R"(\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
 /// How text is cut into words before byte-level BPE, by llama.cpp's name for it ("tokenizer.ggml.pre").
 struct Words {
   std::string_view name;
   std::array<const char*, 4> patterns;  // regular expressions, applied one after the other; null: none
-  bool composes = false;                // text is brought to the normal form NFC before
   bool whole_words = false;             // a word that is a token is taken as it is
   bool begin = false;                   // texts begin with a token unless the file denies it
 };
@@ -46,13 +48,13 @@ constexpr std::array kWords{
     Words{"deepseek-r1-qwen", {kQwen2}},
     Words{"glm4", {kLlama3}},
     Words{"gpt-2", {kGpt2}},
-    Words{"gpt-4o", {kO200k}, false, true},
-    Words{"llama-bpe", {kLlama3}, false, true, true},
-    Words{"qwen2", {kQwen2}, true},
+    Words{"gpt-4o", {kO200k}, true},
+    Words{"llama-bpe", {kLlama3}, true, true},
+    Words{"qwen2", {kQwen2}},
     Words{"refact", {kDigit, kGpt2}},
     Words{"smollm", {kDigit, kGpt2}},
     Words{"starcoder", {kDigit, kGpt2}},
-    Words{"tekken", {kTekken}, false, true, true},
+    Words{"tekken", {kTekken}, true, true},
 };
 
 /// pre: a text; null is llama.cpp's default, which it warns of. Throws DataError with `where` for a name that is not
@@ -182,12 +184,21 @@ class TokenizerReader {
   void make_byte_level(Json& out) {
     const Words& words = words_of(value("pre"), where_);
     begin_ = words.begin;
-    if (words.composes) out["normalizer"] = {{"type", "NFC"}};
     Json steps = Json::array();
-    for (const char* pattern : words.patterns) {
-      if (pattern == nullptr) continue;
+    const auto split = [&](const std::string& pattern) {
       steps.push_back({{"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}});
+    };
+    for (const char* pattern : words.patterns) {
+      if (pattern != nullptr) split(pattern);
     }
+    // Nothing merges across a character without a token: some vocabularies lack control characters. Those of the bytes
+    // 0 to 0x20 and 0x7F are U+0100 to U+0121.
+    std::string missing;
+    for (int i = 0; i <= 0x21; ++i) {
+      const std::string token{'\xC4', static_cast<char>(0x80 + i)};
+      if (std::ranges::find(tokens_, token) == tokens_.end()) missing += fmt::format("\\x{:02x}", i <= 0x20 ? i : 0x7f);
+    }
+    if (!missing.empty()) split("[" + missing + "]");
     steps.push_back({{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}});
     out["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", steps}};
     const Json merges = value("merges");
@@ -220,10 +231,11 @@ class TokenizerReader {
   }
 
   /// The token that begins every text, if the file wants one.
-  [[nodiscard]] Json prefix(bool otherwise) const {
-    const Json id = value("bos_token_id");
-    if (!flag("add_bos_token", otherwise || begin_) || !id.is_number_integer()) return nullptr;
-    if (id < 0 || id >= tokens_.size()) fail("tokenizer.ggml.bos_token_id is no token");
+  [[nodiscard]] Json prefix(bool pieces) const {
+    Json id = value("bos_token_id");
+    if (!flag("add_bos_token", pieces || begin_)) return nullptr;
+    if (id.is_null()) id = pieces ? 1 : 11;  // llama.cpp's
+    if (!id.is_number_integer() || id < 0 || id >= tokens_.size()) fail("tokenizer.ggml.bos_token_id is no token");
     const std::string& token = tokens_[id.get<std::size_t>()];
     return {{"type", "TemplateProcessing"},
             {"single", {{{"SpecialToken", {{"id", token}}}}, {{"Sequence", {{"id", "A"}}}}}},

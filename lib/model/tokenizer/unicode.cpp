@@ -2,6 +2,7 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "model/tokenizer/unicode.hpp"
 
+#include <fmt/format.h>
 #include <pcre2.h>
 #include <utf8proc.h>
 
@@ -107,6 +108,32 @@ std::size_t length_of_character(unsigned char first_byte) {
   return first_byte < 0x80U ? 1 : first_byte < 0xe0U ? 2 : first_byte < 0xf0U ? 3 : 4;
 }
 
+/// A character that PCRE2 knows, for one that its tables lack: of the same category, script where CJK counts, and
+/// length in UTF-8. What no table has is no letter anywhere if it never will be a character, and otherwise refused.
+std::string older_like(std::string_view character, const std::string& where) {
+  utf8proc_int32_t code_point = 0, like = 0;
+  utf8proc_iterate(bytes(character), std::ssize(character), &code_point);
+  const bool never = (code_point & 0xfffe) == 0xfffe || (code_point >= 0xfdd0 && code_point <= 0xfdef);
+  const utf8proc_category_t category = utf8proc_category(code_point);
+  if (never || code_point < 0x800) return std::string(character);
+  if (category == UTF8PROC_CATEGORY_CN) {
+    throw DataError(fmt::format("the text has U+{:04X}, which is newer than the tables of Unicode {} here: where words "
+                                "are cut beside it cannot be told",
+                                code_point, utf8proc_unicode_version()),
+                    where, "leave it out of the text, or encode the text elsewhere and pass token ids with --tokens");
+  }
+  // The first characters of each category are old.
+  for (like = code_point < 0x10000   ? 0x800
+              : code_point < 0x20000 ? 0x10000
+                                     : 0x20000;
+       utf8proc_category(like) != category;) {
+    ++like;
+  }
+  std::array<utf8proc_uint8_t, 4> encoded{};
+  const auto length = utf8proc_encode_char(like, encoded.data());
+  return {encoded.begin(), encoded.begin() + length};
+}
+
 }  // namespace
 
 struct SplitPattern::Impl {
@@ -135,6 +162,14 @@ SplitPattern& SplitPattern::operator=(SplitPattern&&) noexcept = default;
 
 bool SplitPattern::split(std::string_view text, const std::function<bool(std::string_view)>& match,
                          const std::function<bool(std::string_view)>& between) const {
+  static const SplitPattern kUnknown("\\p{Cn}", "");
+  std::string known;
+  if (this != &kUnknown && std::ranges::any_of(text, [](char c) { return static_cast<unsigned char>(c) >= 0xe0U; })) {
+    kUnknown.split(
+        text, [&](std::string_view character) { return known.append(older_like(character, impl_->where)), true; },
+        [&](std::string_view others) { return known.append(others), true; });
+  }
+  const std::string_view subject = known.empty() ? text : known;
   const MatchData data(pcre2_match_data_create_from_pattern(impl_->code.get(), nullptr));
   const MatchContext context(pcre2_match_context_create(nullptr));
   const JitStack stack(pcre2_jit_stack_create(kJitStackStart, kJitStackLimit, nullptr));
@@ -142,8 +177,8 @@ bool SplitPattern::split(std::string_view text, const std::function<bool(std::st
   pcre2_jit_stack_assign(context.get(), nullptr, stack.get());
   std::size_t done = 0;  // everything before is part of a word
   for (std::size_t from = 0; from < text.size();) {
-    const int result = pcre2_match(impl_->code.get(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), from,
-                                   PCRE2_NO_UTF_CHECK, data.get(), context.get());
+    const int result = pcre2_match(impl_->code.get(), reinterpret_cast<PCRE2_SPTR>(subject.data()), subject.size(),
+                                   from, PCRE2_NO_UTF_CHECK, data.get(), context.get());
     if (result == PCRE2_ERROR_NOMATCH) break;
     if (result < 0) {
       throw DataError("the split pattern failed: " + message_of(result), impl_->where,

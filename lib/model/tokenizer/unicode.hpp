@@ -29,7 +29,8 @@ class SplitPattern {
   SplitPattern& operator=(SplitPattern&&) noexcept;
 
   /// Calls match(piece) and between(piece) for the non-empty matches in valid UTF-8 and the text between them, in
-  /// order, until one returns false. False if one did.
+  /// order, until one returns false. False if one did. Characters that are newer than PCRE2's tables match as older
+  /// ones of their category. Throws DataError for one that utf8proc does not know either.
   bool split(std::string_view text, const std::function<bool(std::string_view)>& match,
              const std::function<bool(std::string_view)>& between) const;
 

@@ -97,6 +97,8 @@ def rope_members(writer, architecture, model, rope, tensors):
 
 def add_metadata(writer, architecture, model, tensors):
     config = model.config
+    writer.add_tokenizer_model("none")
+    writer.add_vocab_size(config.vocab_size)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -104,6 +106,7 @@ def add_metadata(writer, architecture, model, tensors):
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     rope = config.rope_parameters
     rope_members(writer, architecture, model, rope.get("full_attention", rope), tensors)
@@ -133,17 +136,16 @@ def edit(writer, architecture, members):
     """Members of metadata in place of the usual ones; None takes one out."""
     for name, value in members.items():
         writer.kv_data[0].pop(f"{architecture}.{name}", None)
-        if isinstance(value, list):
-            writer.add_array(f"{architecture}.{name}", value)
-        elif value is not None:
-            (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(f"{architecture}.{name}", value)
+        if value is not None:
+            add = {list: writer.add_array, str: writer.add_string, bool: writer.add_bool, float: writer.add_float32}
+            add.get(type(value), writer.add_uint32)(f"{architecture}.{name}", value)
 
 
-def write(path, architecture, model, wanted, part=1, parts=1, members=(), without=()):
-    """Writes the file, or one of several parts; every n-th tensor, but those whose name has an ending `without`. What the tensors
-    stand for is returned."""
+def write(path, architecture, model, wanted, part=1, parts=1, members=(), without=(), more=()):
+    """Writes the file, or one of several parts; every n-th tensor, but those whose name has an ending `without`, and `more`. What
+    the tensors stand for is returned."""
     writer = gguf.GGUFWriter(path, architecture)
-    tensors = tensors_of(architecture, model)
+    tensors = tensors_of(architecture, model) | dict(more)
     add_metadata(writer, architecture, model, tensors)
     edit(writer, architecture, dict(members))
     if parts > 1:

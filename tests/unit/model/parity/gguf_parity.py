@@ -20,6 +20,7 @@ import gguf_files
 import parity
 from tiny_models import COMMON, MODELS
 
+BASES = dict(MODELS)
 SWA, FULL = "sliding_attention", "full_attention"
 FULL_MOE = {"mlp_only_layers": []}
 YARN = MODELS["qwen3-yarn"][1]["rope_parameters"]
@@ -43,10 +44,10 @@ CASES = {
     "gemma2": ("gemma2", "gemma2", {"layer_types": [SWA, FULL] * 2, "query_pre_attn_scalar": 32}, Type.Q5_1),
     "gemma3": ("gemma3", "gemma3", {"layer_types": [SWA] * 5 + [FULL], "num_hidden_layers": 6, "query_pre_attn_scalar": 32},
                Type.BF16),
-    "phi3": ("phi3", "phi3", {}, Type.Q8_0),
+    "phi3": ("phi3", "phi3", {"sliding_window": None}, Type.Q8_0, {"attention.sliding_window": 30}),
     "phi4-mini": ("phi3", "phi4-mini-long", {}, Type.F32),
     "glm4": ("glm4", "glm4", {}, Type.F16),
-    "gpt-oss": ("gpt-oss", "gpt-oss", {"layer_types": [SWA, FULL, SWA]}, Type.MXFP4),
+    "gpt-oss": ("gpt-oss", "gpt-oss", {"layer_types": [SWA, FULL, SWA], "rope_parameters": YARN}, Type.MXFP4),
     "scaling-without-type": ("llama", "llama-linear-bias", {}, Type.F32, {"rope.scaling.type": None}),
     "old-scaling": ("llama", "llama-linear-bias", {"rope_parameters": LINEAR | {"factor": 4.0}}, Type.F32,
                     {"rope.scaling.type": None, "rope.scaling.factor": None, "rope.scale_linear": 4.0}),
@@ -66,13 +67,19 @@ CASES = {
 }
 
 
-def same(case, compare, parts=1):
-    (architecture, name, members, wanted), more = CASES[case][:4], CASES[case][4:]
-    without = more[1] if len(more) > 1 else ()
-    MODELS[case] = (MODELS[name][0], MODELS[name][1] | members)
+def build(case):
+    """llama.cpp's name of the architecture, and the model."""
+    architecture, name, members = CASES[case][:3]
+    MODELS[case] = (BASES[name][0], BASES[name][1] | members)
     model = parity.build(case)
-    if not hasattr(model.config, "head_dim") or model.config.head_dim is None:
-        model.config.head_dim = model.config.hidden_size // model.config.num_attention_heads
+    model.config.head_dim = getattr(model.config, "head_dim", None) or model.config.hidden_size // model.config.num_attention_heads
+    return architecture, model
+
+
+def same(case, compare, parts=1):
+    wanted, more = CASES[case][3], CASES[case][4:]
+    without = more[1] if len(more) > 1 else ()
+    architecture, model = build(case)
     zero = {"_q.": "q_proj.", "_k.": "k_proj.", "_v.": "v_proj.", "_output.": "o_proj.", "ffn_up.": "up_proj.", "gate.": "gate_proj.",
             "ffn_down.": "down_proj."}
     with torch.no_grad():

@@ -63,12 +63,14 @@ def sentencepiece(texts, normalizer, pre_tokenizer, byte_fallback=True):
     return Tokenizer.from_str(json.dumps(whole))
 
 
-# llama.cpp's names of the ways to cut text into words.
-GGUF_NAMES = {"gpt2": "gpt-2", "llama3": "llama-bpe", "qwen2": "qwen2", "glm4": "glm4", "gpt-oss": "gpt-4o", "smollm": "smollm"}
+# llama.cpp's names of the ways to cut text into words, by a vocabulary that suits them; None: the file does not tell.
+GGUF_NAMES = {"gpt2": ("gpt-2", "default", None), "llama3": ("llama-bpe",), "qwen2": ("qwen2", "deepseek-r1-qwen"),
+              "glm4": ("glm4", "chatglm-bpe"), "gpt-oss": ("gpt-4o", "tekken"), "smollm": ("smollm", "refact", "starcoder")}
 
 
-def write_gguf(path, name, tokenizer):
-    """The tokenizer as llama.cpp's converter writes it; the file has no weights."""
+def write_gguf(path, words, tokenizer):
+    """The tokenizer as llama.cpp's converter writes it, but for the key that says whether texts begin with a token; the file has
+    no weights."""
     import gguf
     model = json.loads(tokenizer.to_str())
     added = {token["content"] for token in model["added_tokens"]}
@@ -76,14 +78,15 @@ def write_gguf(path, name, tokenizer):
     tokens = [by_id.get(id, f"[PAD{id}]") for id in range(max(by_id) + 1)]
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(GGUF_NAMES[name])
+    if words:
+        writer.add_tokenizer_pre(words)
     writer.add_token_list(tokens)
     kinds = gguf.TokenType
     writer.add_token_types([kinds.CONTROL if token in added else kinds.NORMAL if id in by_id else kinds.UNUSED
                             for id, token in enumerate(tokens)])
     writer.add_token_merges([" ".join(merge) for merge in model["model"]["merges"]])
-    writer.add_bos_token_id(0)
-    writer.add_add_bos_token(True)
+    if words != "tekken":  # whose files may leave it out
+        writer.add_bos_token_id(0)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

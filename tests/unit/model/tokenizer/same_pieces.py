@@ -16,7 +16,7 @@ except ImportError as error:
     sys.exit(77)
 import sentencepiece
 
-from same_ids import ODD, mixed_text, random_texts
+from same_ids import ODD, llama_cpp, mixed_text, random_texts
 
 LONG = 4 << 20  # bytes of the longest text
 
@@ -95,7 +95,7 @@ def token_settings(tokens):
 
 
 def compare_gguf(encode, folder, name, pieces, texts):
-    """The same model as llama.cpp's converter writes it."""
+    """The same model as llama.cpp's converter writes it, also as llama.cpp reads it."""
     path = Path(folder, "model.gguf")
     write_pieces(path, pieces, space_before=MODELS[name].get("add_dummy_prefix", True))
     special = [pieces.id_to_piece(i) for i in range(pieces.get_piece_size()) if pieces.is_control(i) or pieces.is_unknown(i)]
@@ -106,6 +106,9 @@ def compare_gguf(encode, folder, name, pieces, texts):
         return check(False, f"{name}, GGUF: {done.stdout}{done.stderr}")
     answer = json.loads(done.stdout)
     wrong = check(answer["prefix"] == [pieces.bos_id()], "the prefix of a GGUF file")
+    with llama_cpp.Model(path, vocab_only=True) as model:
+        wrong += differences(f"{name}, llama.cpp", plain, answer["ids"], [model.ids(text, False) for text in plain])
+        wrong += check(answer["prefix"] == model.ids("", True), "the prefix in llama.cpp")
     return wrong + differences(f"{name}, GGUF", plain, answer["ids"], pieces.encode(plain))
 
 
