@@ -43,7 +43,7 @@ EVERYWHERE = [
     {"attention.sliding_window": 0}, {"attention.scale": 0.3}, {"attention.causal": False}, {"attention.clamp_kqv": 0.4},
     {"attention.max_alibi_bias": 2.0}, {"logit_scale": 0.3}, {"residual_scale": 0.3}, {"embedding_scale": 2.0},
     {"expert_weights_scale": 2.0}, {"expert_weights_norm": True}, {"expert_weights_norm": False}, {"expert_gating_func": 2},
-    {"rope.scaling.yarn_log_multiplier": 0.1}, YARN | {"rope.scaling.yarn_log_multiplier": 0.1}, 
+    {"rope.scaling.yarn_log_multiplier": 0.1}, YARN | {"rope.scaling.yarn_log_multiplier": 0.1},
     YARN | {"rope.scaling.yarn_ext_factor": 0.5}, {"use_parallel_residual": True}]
 ALWAYS = 11
 NAMES = list(CASES)[:list(CASES).index("scaling-without-type")]
