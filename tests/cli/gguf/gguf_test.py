@@ -91,7 +91,8 @@ class GgufTest(RemoteCase):
         self.fit("a", "--model", self.sample(metadata=[("qwen3.rope.scaling.finetuned", True, flag)]), *TOKENS)
         yarn = [("rope.scaling.type", "yarn", text), ("rope.scaling.factor", 4.0, number), ("rope.scaling.yarn_beta_fast", 16.0, number)]
         path = self.sample(metadata=[("qwen3." + key, value, kind) for key, value, kind in yarn])
-        self.assertIn("yarn_beta_fast is 16.0 and counts; llama.cpp does not", self.succeed("dump", "--model", path, *TOKENS, "--out", "d").stderr)
+        done = self.succeed("dump", "--model", path, *TOKENS, "--out", "d")
+        self.assertIn("yarn_beta_fast is 16.0 and counts; llama.cpp does not", done.stderr)
         ones = numpy.ones(64, dtype=numpy.float32)
         self.refused(["rope_factors_short.weight"], self.sample(more={"rope_factors_long.weight": ones}))
         self.refused(["model.layers.0.post_attention_layernorm.bias", "do not use"],

@@ -141,11 +141,11 @@ def edit(writer, architecture, members):
             add.get(type(value), writer.add_uint32)(f"{architecture}.{name}", value)
 
 
-def write(path, architecture, model, wanted, part=1, parts=1, members=(), without=(), more=()):
-    """Writes the file, or one of several parts; every n-th tensor, but those whose name has an ending `without`, and `more`. What
-    the tensors stand for is returned."""
+def write(path, architecture, model, wanted, part=1, parts=1, members=(), without=()):
+    """Writes the file, or one of several parts; every n-th tensor, but those whose name has an ending `without`. What the tensors
+    stand for is returned."""
     writer = gguf.GGUFWriter(path, architecture)
-    tensors = tensors_of(architecture, model) | dict(more)
+    tensors = tensors_of(architecture, model)
     add_metadata(writer, architecture, model, tensors)
     edit(writer, architecture, dict(members))
     if parts > 1:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""llama_cpp_test.py COMPARE [CASE…]: COMPARE (compare.cpp) finds llama.cpp's logits for GGUF files: for a tiny model of each architecture,
-with every key of its metadata left out or at an unusual value. Where it would not, it refuses the file by the name of the key.
-Exit status 77 without the packages."""
+"""llama_cpp_test.py COMPARE [CASE…]: COMPARE (compare.cpp) finds llama.cpp's logits for GGUF files: for a tiny model of each
+architecture, with every key of its metadata left out or at an unusual value. Where it would not, it refuses the file by the name
+of the key. Exit status 77 without the packages."""
 import subprocess
 import sys
 import tempfile
@@ -41,9 +41,10 @@ EVERYWHERE = [
     {"expert_used_count": 1}, YARN | {"rope.scaling.attn_factor": 0.7}, {"rope.scaling.attn_factor": 0.6},
     {"rope.scaling.type": "none", "rope.scaling.factor": 2.0}, {"rope.scaling.type": "longrope"}, {"rope.scaling.alpha": 3.0},
     {"attention.sliding_window": 0}, {"attention.scale": 0.3}, {"attention.causal": False}, {"attention.clamp_kqv": 0.4},
-    {"attention.max_alibi_bias": 2.0}, {"logit_scale": 0.3}, {"residual_scale": 0.3}, {"embedding_scale": 2.0}, {"expert_weights_scale": 2.0},
-    {"expert_weights_norm": True}, {"expert_weights_norm": False}, {"expert_gating_func": 2}, {"rope.scaling.yarn_log_multiplier": 0.1},
-    YARN | {"rope.scaling.yarn_log_multiplier": 0.1}, YARN | {"rope.scaling.yarn_ext_factor": 0.5}, {"use_parallel_residual": True}]
+    {"attention.max_alibi_bias": 2.0}, {"logit_scale": 0.3}, {"residual_scale": 0.3}, {"embedding_scale": 2.0},
+    {"expert_weights_scale": 2.0}, {"expert_weights_norm": True}, {"expert_weights_norm": False}, {"expert_gating_func": 2},
+    {"rope.scaling.yarn_log_multiplier": 0.1}, YARN | {"rope.scaling.yarn_log_multiplier": 0.1},
+    YARN | {"rope.scaling.yarn_ext_factor": 0.5}, {"use_parallel_residual": True}]
 ALWAYS = 11
 NAMES = list(CASES)[:list(CASES).index("scaling-without-type")]
 

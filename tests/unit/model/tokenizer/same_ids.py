@@ -67,7 +67,8 @@ def differences(encode, file, name, texts, expected, prefix):
         print(f"{name}, {file.name}: {done.stdout}{done.stderr}")
         return 1
     answer = json.loads(done.stdout)
-    refused = [isinstance(ours, str) and ours.startswith("the text has U+") and not is_old(text) for ours, text in zip(answer["ids"], texts[:len(expected)])]
+    refused = [isinstance(ours, str) and ours.startswith("the text has U+") and not is_old(text)
+               for ours, text in zip(answer["ids"], texts[:len(expected)])]
     wrong = [i for i, theirs in enumerate(expected) if answer["ids"][i] != theirs and not refused[i]]
     print(f"{name}, {file.name}: {sum(map(len, expected))} ids of {len(expected)} texts, {sum(refused)} refused, {len(wrong)} differ")
     for i in wrong[:3]:
