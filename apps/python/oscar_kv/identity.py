@@ -77,7 +77,7 @@ def describe_tokens(sequences: Iterable[Any]) -> dict[str, Any]:
     whole = hashlib.sha256()
     for ids in sequences:
         content = ids.astype("<i4").tobytes()
-        whole.update(len(ids).to_bytes(4, "little") + content)
+        whole.update(len(ids).to_bytes(8, "little") + content)
         data["tokens"] += len(ids)
         data["sequences"] += 1
         data["blocks"].append(_blocks(content))

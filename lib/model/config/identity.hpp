@@ -32,7 +32,7 @@ struct ModelIdentity {
 /// What the moments were taken over.
 struct CalibrationData {
   /// A hash that tells data apart: for our dumps of the token ids (int32, little-endian, each sequence preceded by its
-  /// length), for foreign ones of the files' names, sizes and directory records.
+  /// length, int64), for foreign ones of the files' names, sizes and directory records.
   std::string data_sha256;
   std::int64_t tokens = 0;
   std::int64_t sequences = 0;

@@ -213,7 +213,7 @@ CalibrationData describe(const std::vector<TokenSequence>& sequences) {
   CalibrationData data;
   data.sequences = static_cast<std::int64_t>(sequences.size());
   for (const TokenSequence& sequence : sequences) {
-    const auto length = static_cast<std::int32_t>(sequence.size());
+    const auto length = static_cast<std::int64_t>(sequence.size());
     hash.update(std::as_bytes(std::span(&length, 1)));
     hash.update(std::as_bytes(std::span(sequence)));
     data.tokens += length;

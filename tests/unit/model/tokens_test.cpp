@@ -141,12 +141,12 @@ TEST_CASE("files that hold no usable tokens are refused") {
   CHECK_ERROR(read_texts(folder.path(), {folder / "empty.txt"}, kNoLimit), DataError, "tokenizer.json");
 }
 
-TEST_CASE("calibration data are hashed as lengths and ids in little-endian int32") {
+TEST_CASE("calibration data are hashed as lengths of 8 bytes and ids of 4, little-endian") {
   const CalibrationData data = describe({{1, 2}, {258}});
   CHECK(data.sequences == 2);
   CHECK(data.tokens == 3);
   using namespace std::string_literals;
-  CHECK(data.data_sha256 == sha256_hex("\x02\0\0\0\x01\0\0\0\x02\0\0\0\x01\0\0\0\x02\x01\0\0"s));
+  CHECK(data.data_sha256 == sha256_hex("\x02\0\0\0\0\0\0\0\x01\0\0\0\x02\0\0\0\x01\0\0\0\0\0\0\0\x02\x01\0\0"s));
 }
 
 TEST_CASE("of a long text no more is read than the limits need, with the ids of the whole") {
