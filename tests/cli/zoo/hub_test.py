@@ -227,7 +227,7 @@ class HubTest(ZooTest):
             self.fail_with(1, "oscar verify", "publish", "bad", "--zoo", f"hf://{REPOSITORY}", "--name", NAME, env=env)
             self.fail_with(2, ["is not written to", "copy that"], "publish", "set-1", "--zoo", hub.url, "--name", NAME)
             (self.folder / "set-1/serve.env").write_text("A=2\n")
-            self.fail_with(1, "its manifest says", "publish", "set-1", "--zoo", f"hf://{REPOSITORY}", "--name", NAME, env=env)
+            self.fail_with(1, "it was written", "publish", "set-1", "--zoo", f"hf://{REPOSITORY}", "--name", NAME, env=env)
             self.assertEqual((hub.files, hub.commits), ({}, 0))
 
     def test_what_lets_into_a_storage_does_not_go_on_to_another(self):

@@ -45,7 +45,7 @@ class PublishTest(ZooTest):
     def test_refuses_a_damaged_set_and_leaves_the_zoo_alone(self):
         make_set(self.folder / "set", 1)
         (self.folder / "set/serve.env").write_text("A=2\n")
-        self.fail_with(1, ["its manifest says", "serve.env"], "publish", "set", "--zoo", self.zoo, "--name", NAME)
+        self.fail_with(1, ["it was written", "serve.env"], "publish", "set", "--zoo", self.zoo, "--name", NAME)
         self.assertFalse(self.zoo.exists())
 
     def test_wrong_usage_is_told_apart(self):

@@ -37,7 +37,7 @@ def make_set(folder, seed, verdict="accepted", keys_size=300_000):
 
     files = {path.name: path.read_bytes() for path in sorted(TINY_SET.iterdir())}
     manifest = json.loads(files.pop("manifest.json"))
-    files["tables/empty"] = b""
+    files["tables/empty.txt"] = b""
     files[KEYS] = padded(files[KEYS], keys_size, random_bytes)
     files[VALUES] = padded(files[VALUES], 200_000, random_bytes)
     hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
