@@ -99,7 +99,7 @@ class Judge:
         answer = self.read(family.document(family.sizes | members))
         refused = answer.startswith("refused")
         self.counts["refused"] += refused
-        if refused and not any(name in answer for name in [*members, *family.members, "RoPE"]):
+        if refused and not any(name in answer for name in [*members, *family.members, "RoPE", "layer type"]):
             self.wrong.append(f"{family.name} {members}: {answer}")
         return refused
 
