@@ -13,7 +13,7 @@ namespace oscar {
 /// other one of those before.
 void fill_qwen(const ConfigFile& file, ModelConfig& config, const BlockSpec& block) {
   const int first = file.dimension_or_zero("max_window_layers");
-  const bool slides = file.flag("use_sliding_window", true) && file.has("sliding_window");
+  const bool used = file.flag("use_sliding_window", true), slides = file.has("sliding_window") && used;
   const bool alternates = config.model_type == "qwen2_moe";
   const auto types = fill_blocks(file, config, block, [&](int layer) {
     const bool own = alternates ? layer % 2 == 0 && layer < first : layer >= first;
