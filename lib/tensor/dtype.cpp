@@ -34,10 +34,6 @@ constexpr std::array<NamedType, 13> kTypes{{{DType::kF64, 8, "float64", "F64"},
 
 const NamedType& entry(DType dtype) { return kTypes[static_cast<std::size_t>(dtype)]; }
 
-}  // namespace
-
-namespace {
-
 OSCAR_VECTOR_CLONES void round_floats_to_bf16(float* values, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) values[i] = round_to_bf16(values[i]);
 }

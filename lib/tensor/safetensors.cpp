@@ -2,7 +2,6 @@
 #include "tensor/safetensors.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <functional>
 #include <limits>

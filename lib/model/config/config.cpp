@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "model/config/config.hpp"
 
-#include <algorithm>
-#include <array>
-
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/places.hpp"
@@ -135,8 +132,7 @@ ModelConfig read_model_config(const fs::path& model) {
   config.model_type = file.text("model_type", "");
   is_gguf(model) ? file.use_members(file.all()) : check_architecture(file, config.model_type);
   config.torch_dtype = file.text("dtype", file.text("torch_dtype", "float32"));
-  constexpr std::array<const char*, 3> kTypes{"float32", "float16", "bfloat16"};
-  if (std::find(kTypes.begin(), kTypes.end(), config.torch_dtype) == kTypes.end()) {
+  if (const std::string& type = config.torch_dtype; type != "float32" && type != "float16" && type != "bfloat16") {
     file.unsupported("\"torch_dtype\": \"" + config.torch_dtype + "\"");
   }
   read_sizes(file, config);

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <optional>
 #include <string_view>
 
 #include "base/errors.hpp"
@@ -35,6 +34,46 @@ bool cannot_matter(std::string_view name) {
 
 /// Whether a value switches nothing on.
 bool is_off(const Json& value) { return value.is_null() || value == false || (value.is_structured() && value.empty()); }
+
+std::string rope_type(const ConfigFile& in) {
+  const Json& type = in.has("rope_type") ? in.at("rope_type") : in.at("type");
+  if (type.is_null()) return "default";
+  if (!type.is_string()) in.refuse("the RoPE type must be a text, found " + type.dump());
+  return type.get<std::string>();
+}
+
+std::vector<double> rope_factors(const ConfigFile& in, const char* name, int count) {
+  const Json& list = in.at(name);
+  if (!list.is_array() || list.size() != static_cast<std::size_t>(count)) {
+    in.refuse(std::string("member \"") + name + "\" must be a list of " + std::to_string(count) + " numbers");
+  }
+  std::vector<double> factors;
+  for (const Json& value : list) {
+    if (!value.is_number() || !(value.get<double>() > 0)) in.refuse(std::string(name) + " must be positive");
+    factors.push_back(value.get<double>());
+  }
+  return factors;
+}
+
+void read_yarn(const ConfigFile& in, RopeSpec& rope) {
+  rope.beta_fast = in.positive("beta_fast", 32);
+  rope.beta_slow = in.positive("beta_slow", 1);
+  rope.truncate = in.flag("truncate", true);
+  (void)in.at("max_position_embeddings");  // which Ministral 3's class writes there, too
+  const bool all = in.has("mscale_all_dim");
+  const double of_all = all ? yarn_scale(rope.factor, in.positive("mscale_all_dim")) : 1;
+  const double inferred =
+      all && in.has("mscale") ? yarn_scale(rope.factor, in.positive("mscale")) / of_all : yarn_scale(rope.factor);
+  rope.attention_factor = in.positive("attention_factor", inferred);
+  if (all) rope.sharpening = std::pow(of_all, 2);
+}
+
+void read_longrope(const ConfigFile& in, RopeSpec& rope) {
+  rope.short_factors = rope_factors(in, "short_factor", rope.dim / 2);
+  rope.long_factors = rope_factors(in, "long_factor", rope.dim / 2);
+  const double inferred = rope.factor <= 1 ? 1 : std::sqrt(1 + std::log(rope.factor) / std::log(rope.original_context));
+  rope.attention_factor = in.positive("attention_factor", inferred);
+}
 
 }  // namespace
 
@@ -180,50 +219,6 @@ ConfigFile rope_members(const ConfigFile& file, const std::string& layer_type, b
   return file.part(name + "." + layer_type, own);
 }
 
-namespace {
-
-std::string rope_type(const ConfigFile& in) {
-  const Json& type = in.has("rope_type") ? in.at("rope_type") : in.at("type");
-  if (type.is_null()) return "default";
-  if (!type.is_string()) in.refuse("the RoPE type must be a text, found " + type.dump());
-  return type.get<std::string>();
-}
-
-std::vector<double> rope_factors(const ConfigFile& in, const char* name, int count) {
-  const Json& list = in.at(name);
-  if (!list.is_array() || list.size() != static_cast<std::size_t>(count)) {
-    in.refuse(std::string("member \"") + name + "\" must be a list of " + std::to_string(count) + " numbers");
-  }
-  std::vector<double> factors;
-  for (const Json& value : list) {
-    if (!value.is_number() || !(value.get<double>() > 0)) in.refuse(std::string(name) + " must be positive");
-    factors.push_back(value.get<double>());
-  }
-  return factors;
-}
-
-void read_yarn(const ConfigFile& in, RopeSpec& rope) {
-  rope.beta_fast = in.positive("beta_fast", 32);
-  rope.beta_slow = in.positive("beta_slow", 1);
-  rope.truncate = in.flag("truncate", true);
-  (void)in.at("max_position_embeddings");  // which Ministral 3's class writes there, too
-  const bool all = in.has("mscale_all_dim");
-  const double of_all = all ? yarn_scale(rope.factor, in.positive("mscale_all_dim")) : 1;
-  const double inferred =
-      all && in.has("mscale") ? yarn_scale(rope.factor, in.positive("mscale")) / of_all : yarn_scale(rope.factor);
-  rope.attention_factor = in.positive("attention_factor", inferred);
-  if (all) rope.sharpening = std::pow(of_all, 2);
-}
-
-void read_longrope(const ConfigFile& in, RopeSpec& rope) {
-  rope.short_factors = rope_factors(in, "short_factor", rope.dim / 2);
-  rope.long_factors = rope_factors(in, "long_factor", rope.dim / 2);
-  const double inferred = rope.factor <= 1 ? 1 : std::sqrt(1 + std::log(rope.factor) / std::log(rope.original_context));
-  rope.attention_factor = in.positive("attention_factor", inferred);
-}
-
-}  // namespace
-
 double yarn_scale(double factor, double weight) { return factor <= 1 ? 1 : 0.1 * weight * std::log(factor) + 1; }
 
 RopeSpec read_rope(const ConfigFile& file, const std::string& layer_type, int head_dim,
@@ -254,6 +249,7 @@ RopeSpec read_rope(const ConfigFile& file, const std::string& layer_type, int he
   rope.original_context =
       file.positive("original_max_position_embeddings", in.positive("original_max_position_embeddings", context));
   const double stretched = context / rope.original_context;
+  (void)in.at("factor");  // which "dynamic" has, too
   if (rope.type == "llama3") {
     rope.factor = in.positive("factor");
     rope.low_frequency_factor = in.positive("low_freq_factor");
@@ -271,8 +267,6 @@ RopeSpec read_rope(const ConfigFile& file, const std::string& layer_type, int he
         "the RoPE variant \"" + rope.type + "\" is not supported",
         "use a checkpoint with default, linear, dynamic, llama3, yarn, longrope or proportional, or dump its q, k "
         "and v elsewhere and give --dump");
-  } else {
-    (void)in.at("factor");  // of "dynamic"
   }
   return rope;
 }

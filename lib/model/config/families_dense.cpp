@@ -12,15 +12,16 @@ namespace oscar {
 /// Where windows are used: layers from max_window_layers on, or all if there is no such member; in Qwen2-MoE every
 /// other one of those before.
 void fill_qwen(const ConfigFile& file, ModelConfig& config, const BlockSpec& block) {
-  const bool used = file.flag("use_sliding_window", true);
   const int first = file.dimension_or_zero("max_window_layers");
-  const bool slides = file.has("sliding_window") && used, alternates = config.model_type == "qwen2_moe";
+  const bool used = file.flag("use_sliding_window", true), slides = file.has("sliding_window") && used;
+  const bool alternates = config.model_type == "qwen2_moe";
   const auto types = fill_blocks(file, config, block, [&](int layer) {
     const bool own = alternates ? layer % 2 == 0 && layer < first : layer >= first;
     return slides && own ? kSlidingAttention : kFullAttention;
   });
-  const bool unused = !slides && std::ranges::find(types, kSlidingAttention) != types.end();
-  if (unused) file.unsupported("a layer that slides without \"use_sliding_window\"");
+  if (!slides && std::ranges::count(types, kSlidingAttention) > 0) {
+    file.unsupported("a layer that slides without \"use_sliding_window\"");
+  }
 }
 
 void describe_qwen2(const ConfigFile& file, ModelConfig& config) {
@@ -214,15 +215,13 @@ void describe_granite(const ConfigFile& file, ModelConfig& config) {
 
 void describe_starcoder2(const ConfigFile& file, ModelConfig& config) {
   config.layer_norm = config.norm_bias = true;
-  BlockSpec block = ungated_block(file, config, "mlp.c_fc", "mlp.c_proj");
-  fill_blocks(file, config, block, all_windowed(file));
+  fill_blocks(file, config, ungated_block(file, config, "mlp.c_fc", "mlp.c_proj"), all_windowed(file));
 }
 
 /// Nemotron-4 and Minitron: half of each head turns.
 void describe_nemotron(const ConfigFile& file, ModelConfig& config) {
   config.layer_norm = config.norm_bias = config.norm_plus_one = true;
-  BlockSpec block = ungated_block(file, config, "mlp.up_proj", "mlp.down_proj");
-  fill_blocks(file, config, block);
+  fill_blocks(file, config, ungated_block(file, config, "mlp.up_proj", "mlp.down_proj"));
 }
 
 void describe_apertus(const ConfigFile& file, ModelConfig& config) {
@@ -245,9 +244,10 @@ void describe_ministral3(const ConfigFile& file, ModelConfig& config) {
 /// Heads of global layers: "global_head_dim" and "num_global_key_value_heads", or what "per_layer_config" says.
 void read_global_heads(const ConfigFile& file, std::size_t layer, MixerSpec& mixer) {
   if (file.has("per_layer_config")) {
-    const Json own = file.at("per_layer_config").value(std::to_string(layer), Json::object());
-    mixer.head_dim = own.value("head_dim", mixer.head_dim);
-    mixer.num_kv_heads = own.value("num_key_value_heads", mixer.num_kv_heads);
+    const Json& layers = file.at("per_layer_config");
+    const ConfigFile own = file.part("per_layer_config", layers.value(std::to_string(layer), Json::object()));
+    mixer.head_dim = own.dimension("head_dim", mixer.head_dim);
+    mixer.num_kv_heads = own.dimension("num_key_value_heads", mixer.num_kv_heads);
     return;
   }
   mixer.head_dim = file.dimension("global_head_dim");
@@ -260,11 +260,9 @@ void read_global_heads(const ConfigFile& file, std::size_t layer, MixerSpec& mix
 void check_layer_members(const ConfigFile& file, const std::vector<std::string>& types) {
   for (const auto& [layer, members] : file.at("per_layer_config").items()) {
     const auto number = static_cast<std::size_t>(std::atoi(layer.c_str()));
-    bool known = members.is_object() && number < types.size() && types[number] == kFullAttention;
-    for (const auto& [name, value] : members.items()) {
-      known = known && value.is_number_integer() && (name == "head_dim" || name == "num_key_value_heads");
-    }
-    if (!known) file.unsupported_member("per_layer_config");
+    const bool known = members.size() == members.count("head_dim") + members.count("num_key_value_heads");
+    if (!known || number >= types.size() || types[number] != kFullAttention)
+      file.unsupported_member("per_layer_config");
   }
 }
 

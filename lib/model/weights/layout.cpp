@@ -121,16 +121,6 @@ void mxfp4_weights(const std::string& name, std::int64_t count, std::int64_t out
   out.add(name + "_bias", {count, out_size});
 }
 
-}  // namespace
-
-void require_head(const ModelConfig& config) {
-  if (config.own_head || config.tie_word_embeddings) return;
-  throw DataError("the checkpoint has no lm_head.weight, so the model predicts nothing", config.identity.id,
-                  "use a checkpoint with a head; dump and fits of rotations need none");
-}
-
-namespace {
-
 /// Whether the head is not a copy of the embedding, by some of its rows.
 bool heads_differ(const Checkpoint& weights) {
   const TensorRef &head = weights.at(kHeadName), &embedding = weights.at(kEmbeddingName);
@@ -144,15 +134,43 @@ bool heads_differ(const Checkpoint& weights) {
   return own != shared;
 }
 
+/// Whether a weight that the config does not ask for may lie in a checkpoint all the same: scales beside weights, what
+/// lies outside the layers, and what older versions of transformers saved.
+bool may_be_unused(const ModelConfig& config, const std::string& name) {
+  constexpr std::string_view kLayers = "model.layers.";
+  constexpr auto kHarmless = std::to_array<std::string_view>(  // the last two are constants of xIELU
+      {"rotary_emb.inv_freq", "scale", "scale_inv", "attn.masked_bias", "act_fn.beta", "act_fn.eps"});
+  const bool harmless = std::ranges::any_of(kHarmless, [&](std::string_view end) { return name.ends_with(end); });
+  if (harmless || !name.starts_with(kLayers)) return true;
+  const std::string rest = name.substr(kLayers.size());
+  const int layer = std::atoi(rest.c_str());
+  const bool shared = layer < config.num_layers && !config.block(layer).mixer.own_kv;
+  return layer >= config.num_layers ||
+         (shared && (rest.find("self_attn.k_") != std::string::npos || rest.find("self_attn.v_") != std::string::npos));
+}
+
+/// Types that become numbers where this weight is read: matrices and stacks of experts may be float8 with scales.
+bool can_be_read(const ModelConfig& config, const WeightSpec& spec, DType dtype) {
+  if (spec.bytes) return dtype == DType::kU8;
+  if (is_activation_dtype(dtype)) return true;
+  const bool expert_stack = spec.shape.size() == 3 && !spec.name.ends_with("conv1d.weight");
+  return config.fp8 && is_float8(dtype) && (spec.shape.size() == 2 || expert_stack);
+}
+
 }  // namespace
+
+void require_head(const ModelConfig& config) {
+  if (config.own_head || config.tie_word_embeddings) return;
+  throw DataError("the checkpoint has no lm_head.weight, so the model predicts nothing", config.identity.id,
+                  "use a checkpoint with a head; dump and fits of rotations need none");
+}
 
 void settle_layouts(ModelConfig& config, const Checkpoint& weights) {
   config.notices.insert(config.notices.end(), weights.notices().begin(), weights.notices().end());
   config.own_head = weights.contains(kHeadName);
   if (config.tie_word_embeddings && config.own_head && heads_differ(weights)) {
-    config.notices.push_back(
-        "config.json calls head and embedding tied, but lm_head.weight is another matrix: it is taken, as transformers "
-        "does; vLLM takes the embedding");
+    config.notices.emplace_back(
+        "config.json ties the head, but lm_head.weight is another matrix: transformers takes it");
   }
   for (int layer = 0; layer < config.num_layers; ++layer) {
     BlockSpec& block = config.blocks[static_cast<std::size_t>(layer)];
@@ -261,33 +279,6 @@ std::vector<WeightSpec> expected_weights(const ModelConfig& config) {
   }
   return specs;
 }
-
-namespace {
-
-/// Whether a weight that the config does not ask for may lie in a checkpoint all the same: scales beside weights, what
-/// lies outside the layers, and what older versions of transformers saved.
-bool may_be_unused(const ModelConfig& config, const std::string& name) {
-  constexpr std::string_view kLayers = "model.layers.";
-  constexpr auto kHarmless = std::to_array<std::string_view>(  // the last two are constants of xIELU
-      {"rotary_emb.inv_freq", "scale", "scale_inv", "attn.masked_bias", "act_fn.beta", "act_fn.eps"});
-  const bool harmless = std::ranges::any_of(kHarmless, [&](std::string_view end) { return name.ends_with(end); });
-  if (harmless || !name.starts_with(kLayers)) return true;
-  const std::string rest = name.substr(kLayers.size());
-  const int layer = std::atoi(rest.c_str());
-  const bool shared = layer < config.num_layers && !config.block(layer).mixer.own_kv;
-  return layer >= config.num_layers ||
-         (shared && (rest.find("self_attn.k_") != std::string::npos || rest.find("self_attn.v_") != std::string::npos));
-}
-
-/// Types that become numbers where this weight is read: matrices and stacks of experts may be float8 with scales.
-bool can_be_read(const ModelConfig& config, const WeightSpec& spec, DType dtype) {
-  if (spec.bytes) return dtype == DType::kU8;
-  if (is_activation_dtype(dtype)) return true;
-  const bool expert_stack = spec.shape.size() == 3 && !spec.name.ends_with("conv1d.weight");
-  return config.fp8 && is_float8(dtype) && (spec.shape.size() == 2 || expert_stack);
-}
-
-}  // namespace
 
 void check_weights(const ModelConfig& config, const Checkpoint& weights, const std::string& where) {
   std::set<std::string> expected;

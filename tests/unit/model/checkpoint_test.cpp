@@ -171,9 +171,8 @@ TEST_CASE("heads and names differ between checkpoints of one architecture") {
   config["tie_word_embeddings"] = false;
   write_json(model.path() / "config.json", config);
   CHECK_ERROR(logits_of(model.path()), DataError, "has no lm_head.weight");
-  Status silent;
-  open_model(model.path())
-      ->run(std::vector<TokenSequence>{{0, 3, 1}}, {}, silent);  // queries, keys and values need none
+  Status silent;  // queries, keys and values need none
+  open_model(model.path())->run(std::vector<TokenSequence>{{0, 3, 1}}, {}, silent);
 }
 
 TEST_CASE("weights that a model does not use are refused, but for what is harmless") {
@@ -197,23 +196,21 @@ TEST_CASE("float8 embeddings are read with their scales, and types without a nam
     Tensor table(dtype, {5, 4}), scale(scale_type, std::move(shape));
     std::ranges::fill(table.data, one);
     std::ranges::fill(scale.data, two);
-    std::erase_if(model.weights,
-                  [](const auto& weight) { return weight.first.find("embed_tokens") != std::string::npos; });
-    model.weights.emplace_back(kEmbeddingName, table);
-    model.weights.emplace_back(std::string(kEmbeddingName) + "_scale_inv", scale);
+    model.at(kEmbeddingName) = table;
+    model.weights.back() = {std::string(kEmbeddingName) + "_scale_inv", scale};
     model.save_single();
   };
   model.at(kEmbeddingName) = Tensor::from({5, 4}, std::vector<float>(20, 2.0F));
   model.save_single();
   const std::vector<float> plain = logits_of(model.path());
+  model.weights.push_back({});
   constexpr auto kTwo = std::byte{128};                              // as E8M0
   set(DType::kF8E4M3, std::byte{0x38}, DType::kE8M0, {1, 1}, kTwo);  // 1 times 2
   CHECK(logits_of(model.path()) == plain);
   set(DType::kF8E5M2, std::byte{0x3c}, DType::kE8M0, {5, 1}, kTwo);
   CHECK(logits_of(model.path()) == plain);
   std::string content = read_text(model.path() / "model.safetensors");
-  const std::size_t at = content.find("F8_E5M2");
-  content.replace(at, 7, "F8_E9M9");
+  content.replace(content.find("F8_E5M2"), 7, "F8_E9M9");
   write_file(model.path() / "model.safetensors", content);
   CHECK_ERROR(open_model(model.path()), DataError, "has the element type F8_E9M9");
 }

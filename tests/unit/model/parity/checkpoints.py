@@ -67,7 +67,19 @@ def by_input(tensors):
             for name, tensor in tensors.items()}, tensors
 
 
+def float8_stacks(tensors):
+    """Stacks of experts as float8_e5m2, with an exponent for each expert."""
+    stored, plain = dict(tensors), dict(tensors)
+    for name, stack in tensors.items():
+        if ".experts." in name:
+            scale = torch.exp2(torch.ceil(torch.log2(stack.abs().amax((1, 2), keepdim=True) / FLOAT8_LARGEST)))
+            stored[name] = (stack / scale).to(torch.float8_e5m2)
+            stored[f"{name}_scale_inv"], plain[name] = scale.to(torch.float8_e8m0fnu), stored[name].float() * scale
+    return stored, plain
+
+
 QUANTIZED = {
+    "fp8stacks": (float8_stacks, {"quant_method": "fp8"}),
     "byinput": (by_input, None),
     "fp8": (lambda tensors: to_float8("blocks", tensors),
             {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK], "fmt": "e4m3"}),

@@ -3,10 +3,12 @@
 class in transformers reads the file and COMPARE (compare.cpp) does: as the class writes it, and with each member at another value
 than the class's. They agree, or COMPARE refuses and names the member. Members are tried some at a time; alone where those do not
 agree, or all with --each. Published files are read with one warning at most. Exit status 77 without transformers."""
+import itertools
 import json
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[4] / "scripts"))
@@ -71,7 +73,7 @@ class Family:
 class Judge:
     def __init__(self, program, root):
         self.process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.folder, self.wrong, self.counts = Path(root), [], {}
+        self.folder, self.wrong, self.counts = Path(root), [], Counter()
 
     def ask(self, activations):
         self.process.stdin.write(f"{self.folder} {activations}\n")
@@ -83,53 +85,44 @@ class Judge:
         return self.ask("-")
 
     def run(self, family, members):
-        """None: transformers does not know such a model."""
+        """Nothing: transformers does not know such a model."""
         try:
             family.publish(family.sizes | members, self.folder)
         except Exception:  # in many ways
-            return None
+            return ""
         if members:
             self.read(family.document(family.sizes | members))
         return self.ask(self.folder / "golden.safetensors")
 
-    def count(self, what, complaint=None):
-        self.counts[what] = self.counts.get(what, 0) + 1
-        if complaint:
-            self.wrong.append(complaint)
-
     def refuses(self, family, members):
         """Whether the file alone is refused, which must name a member of the class."""
         answer = self.read(family.document(family.sizes | members))
-        if not answer.startswith("refused"):
-            return False
-        named = any(name in answer for name in [*members, *family.members, "RoPE"])
-        self.count("refused", None if named else f"{family.name} {members}: {answer}")
-        return True
+        refused = answer.startswith("refused")
+        self.counts["refused"] += refused
+        if refused and not any(name in answer for name in [*members, *family.members, "RoPE", "layer type"]):
+            self.wrong.append(f"{family.name} {members}: {answer}")
+        return refused
 
     def judge(self, family, together):
         """members of several cases, as one; where that is not the same, of half of them"""
         answer = self.run(family, {name: value for members in together for name, value in members.items()})
-        if answer and answer.startswith("same"):
-            self.count("same", None)
-        elif len(together) > 1:
+        self.counts[answer.split(" ")[0]] += len(together) if answer.startswith("same") or len(together) == 1 else 0
+        if not answer.startswith("same") and len(together) > 1:
             self.judge(family, together[::2])
             self.judge(family, together[1::2])
-        else:
-            self.count("differs" if answer else "unknown", answer and f"{family.name} {together[0]}: {answer}")
+        elif answer and not answer.startswith("same"):
+            self.wrong.append(f"{family.name} {together[0]}: {answer}")
 
 
 def groups(cases, size):
-    """Cases whose members differ in name, and rope's apart from each other."""
-    waiting = list(cases)
-    while waiting:
-        group, names = [], set()
-        for members in waiting:
-            own = {"rope" if "rope" in name else name for name in members}
-            if len(group) < size and not own & names:
-                group.append(members)
-                names |= own
-        waiting = [members for members in waiting if not any(members is taken for taken in group)]
-        yield group
+    """Some cases at a time, whose members differ in name, and one of rope."""
+    by_name = {}
+    for members in cases:
+        name = next(iter(members))
+        by_name.setdefault("rope" if "rope" in name or len(members) > 1 else name, []).append(members)
+    for row in itertools.zip_longest(*by_name.values()):
+        row = [members for members in row if members]
+        yield from (row[start:start + size] for start in range(0, len(row), size))
 
 
 def main():
@@ -151,7 +144,7 @@ def main():
             answer = judge.read(document)
             if not answer.startswith("read") or answer.count("warning:") > 1:
                 judge.wrong.append(f"{name}, as published: {answer}")
-    print(*judge.wrong, judge.counts, sep="\n")
+    print(*judge.wrong, dict(judge.counts), sep="\n")
     return 1 if judge.wrong else 0
 
 

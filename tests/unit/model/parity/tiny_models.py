@@ -140,7 +140,7 @@ MODELS |= {
 # Blocks of float8 scales are 128 wide: sizes that a block does not divide.
 WIDE = {"hidden_size": 192, "intermediate_size": 160, "head_dim": 48}
 
-MODELS["qwen3-vl-moe-byinput"] = MODELS["qwen3-vl-moe"]
+MODELS["qwen3-vl-moe-byinput"] = MODELS["qwen3-vl-moe-fp8stacks"] = MODELS["qwen3-vl-moe"]
 MODELS |= {
     "qwen3-fp8": ("Qwen3ForCausalLM", rope(1e6) | WIDE),
     "llama-fp8tensor": ("LlamaForCausalLM", LLAMA3 | WIDE),
