@@ -35,7 +35,8 @@ HUNYUAN = {"use_qk_norm": True, "norm_type": "rms", "use_rotary_pos_emb": True}
 PUBLISHED = {
     "cohere2": {"order_of_interleaved_layers": "local_attn_first", "position_embedding_type": "rope_gptj", "rotary_pct": 1,
                 "use_embedding_sharing": True, "use_gated_activation": True, "use_parallel_block": True},
-    "deepseek_v2": LATENT | ROUTED | {"scoring_func": "softmax", "topk_method": "greedy"}, "deepseek_v3": LATENT | ROUTED, "dots1": ROUTED,
+    "deepseek_v2": LATENT | ROUTED | {"scoring_func": "softmax", "topk_method": "greedy"}, "deepseek_v3": LATENT | ROUTED,
+    "dots1": {name: value for name, value in ROUTED.items() if name != "scoring_func"},  # its files name another, which nothing reads
     "glm4_moe_lite": LATENT | ROUTED,
     "granitemoehybrid": {"normalization_function": "rmsnorm"}, "hunyuan_v1_dense": HUNYUAN,
     "hunyuan_v1_moe": HUNYUAN | {"use_mixed_mlp_moe": True, "moe_intermediate_size": None}, "llama": {"is_llama_config": True},

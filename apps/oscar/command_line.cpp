@@ -21,16 +21,17 @@ constexpr const char* kFromEnvironment[] = {"device", "model-dtype", "threads", 
                                             "layers", "seed",        "seq-len", "max-tokens", "sequences"};
 
 /// Pipes and devices may never end. What is missing is told by CLI11.
-const CLI::Validator kDocument{[](const std::string& file) {
-                                 namespace fs = std::filesystem;
-                                 constexpr std::uintmax_t kMostBytes = 8U << 20U;
-                                 std::error_code error;
-                                 const bool ends =
-                                     !fs::exists(file, error) ||
-                                     (fs::is_regular_file(file, error) && fs::file_size(file, error) < kMostBytes);
-                                 return ends ? std::string() : file + " is no file of options";
-                               },
-                               ""};
+const CLI::Validator kDocument{
+    [](const std::string& file) {
+      namespace fs = std::filesystem;
+      constexpr std::uintmax_t kMostBytes = 8U << 20U;
+      std::error_code error;
+      const bool ends =
+          !fs::exists(file, error) || (fs::is_regular_file(file, error) && fs::file_size(file, error) < kMostBytes);
+      return ends ? std::string()
+                  : file + " is a pipe, a device, a folder or larger than 8 MiB: give a file of options";
+    },
+    ""};
 
 /// CLI11's help, in lines that fit a terminal. Groups named "More …" are left to --help-all.
 class HelpFormatter : public CLI::Formatter {

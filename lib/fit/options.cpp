@@ -77,7 +77,8 @@ void require_takers(const FitOptions& o, bool coded, bool rotated) {
   const auto require = [&](bool has, const char* remedy, const auto&... options) {
     const auto check = [&](const auto& option) {
       if (has || o.*option.second == usual.*option.second) return;
-      throw UsageError("recipe " + o.recipe + " for these readers does not have this option", option.first, remedy);
+      throw UsageError("recipe " + o.recipe + " does not take this option with these readers and options", option.first,
+                       remedy);
     };
     (check(options), ...);
   };

@@ -254,7 +254,8 @@ std::optional<SetUnderTest> open_sound(const std::filesystem::path& path, std::v
     return open_set(path);
   } catch (const DataError& error) {
     if (!std::filesystem::exists(path / "manifest.json")) throw;
-    checks.push_back({.name = "file_contents", .ok = false, .message = error.where() + ": " + error.what()});
+    const std::string where = error.where().empty() ? "" : error.where() + ": ";
+    checks.push_back({.name = "file_contents", .ok = false, .message = where + error.what() + "; " + error.remedy()});
   }
   return std::nullopt;
 }

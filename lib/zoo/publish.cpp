@@ -17,6 +17,7 @@
 #include "base/sha256.hpp"
 #include "remote/transport.hpp"
 #include "set/manifest.hpp"
+#include "set/set.hpp"
 #include "zoo/cache.hpp"
 #include "zoo/download.hpp"
 #include "zoo/hub.hpp"
@@ -61,8 +62,8 @@ Json without_lists(const Json& value) {
 }
 
 /// Bits of one code; of the coded cache, of one stored value with its share of the scales.
-double bits_of_side(const Json& part, std::size_t side) {
-  if (part.at("codec").contains("levels")) return std::log2(part["codec"]["levels"].at(side).get<double>());
+double bits_of_side(const std::string& name, const Json& part, std::size_t side) {
+  if (name != kCodedName) return std::log2(part["codec"]["levels"].at(side).get<double>());
   double bits = 0;
   for (const Json& layer : part.at("layers")) bits += layer.at(side == 0 ? "key" : "value").at("bits").get<double>();
   return std::round(bits / static_cast<double>(part["layers"].size()) * 100) / 100;
@@ -73,7 +74,7 @@ Json summary_of_set(const Json& manifest) {
   Json parts;
   for (const auto& [name, part] : manifest.at("parts").items()) {
     parts[name] = {{"recipe", part.at("recipe").at("name")},
-                   {"bits", {{"key", bits_of_side(part, 0)}, {"value", bits_of_side(part, 1)}}},
+                   {"bits", {{"key", bits_of_side(name, part, 0)}, {"value", bits_of_side(name, part, 1)}}},
                    {"num_layers", part.at("layers").size()}};
   }
   return {{"model", manifest.at("model").at("id")},

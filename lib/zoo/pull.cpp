@@ -193,6 +193,7 @@ class Pull {
     require_size(total);
     fetch_files(source.transport, source.prefix, files, partial, {options_.transfer, true}, status_);
     make_set_of_files(partial, made, address.text());
+    examine(made);
     const SetManifest manifest = read_set_manifest(made);
     status_.notice("made a set of files that are not ours; its manifest says what they do not tell");
     place_folder(made, cache_.set_folder(manifest.sha256));
@@ -244,12 +245,20 @@ class Pull {
   void fetch_examined(const Source& source, const SetManifest& manifest, const fs::path& folder,
                       const FetchOptions& options) {
     fetch_set(source.transport, source.prefix, manifest, folder, options, status_);
+    examine(folder);
+  }
+
+  /// Leaves nothing of a set that is not sound.
+  void examine(const fs::path& folder) {
+    std::error_code ignored;
     try {
       examine_(folder);
     } catch (const DataError& error) {
-      std::error_code ignored;
       fs::remove_all(folder, ignored);
       throw DataError(error.what(), asked_ + " of " + zoo_.text(), "do not use this set; tell who made it");
+    } catch (...) {
+      fs::remove_all(folder, ignored);
+      throw;
     }
   }
 

@@ -12,6 +12,7 @@
 #include "set/manifest.hpp"
 #include "set/set.hpp"
 #include "set/verdict.hpp"
+#include "zoo/signatures.hpp"
 
 namespace oscar {
 namespace {
@@ -99,6 +100,10 @@ std::optional<SetManifest> find_set(const fs::path& folder, const std::string& m
     SetManifest manifest = read_set_manifest(folder);
     if (manifest.sha256 != manifest_sha256) return std::nullopt;
     check_listed_files(folder, manifest.document);
+    std::set<fs::path> known{kManifestName, kSignatureName};
+    for (const Json& file : manifest.document["files"]) known.insert(file["path"].get<std::string>());
+    const std::vector<fs::path> found = list_files(folder);
+    if (!std::ranges::all_of(found, [&](const fs::path& file) { return known.contains(file); })) return std::nullopt;
     return manifest;
   } catch (const Error&) {
     return std::nullopt;  // absent or damaged: the caller fetches it again

@@ -52,6 +52,8 @@ def describe_model(config: Any) -> dict[str, Any]:
         if folder is None:
             Path(place, "config.json").write_text(config.to_json_string(use_diff=False))
         told = run("inspect", folder or place, accept=(0, 1)).get("facts", {}).get("identity", {})
+    if told.get("num_layers", described["num_layers"]) != described["num_layers"]:
+        raise ValueError(f"the model has {described['num_layers']} layers, and {folder}/config.json {told['num_layers']}; save it as it is run")
     return described | (told if folder else {key: told[key] for key in told if key not in described})
 
 

@@ -137,8 +137,10 @@ def _read_listed(folder: Path, manifest: dict[str, Any], path: str) -> bytes:
     if path not in names:
         raise ValueError(f"{folder}: the set has no {path}; fit it with --format pt,h5")
     for found in folder.rglob("*"):
-        if found.is_symlink() or not (found.is_dir() or found.relative_to(folder).as_posix() in (*names, "manifest.json", "signature.json")):
-            raise ValueError(f"{found}: a link, or a file that manifest.json does not list; {_AGAIN}")
+        if found.is_symlink():
+            raise ValueError(f"{found}: a link; copy the set without links (cp -rL)")
+        if not (found.is_dir() or found.relative_to(folder).as_posix() in (*names, "manifest.json", "signature.json")):
+            raise ValueError(f"{found}: manifest.json does not list this file; take it away, or fetch the set by oscar pull")
     size, sha256 = (listed[names.index(path)].get(name) for name in ("size", "sha256"))
     try:
         data = _read_file(folder / path, size) if type(size) is int and size >= 0 else b""

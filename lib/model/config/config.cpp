@@ -132,8 +132,12 @@ ModelConfig read_model_config(const fs::path& model) {
   config.model_type = file.text("model_type", "");
   is_gguf(model) ? file.use_members(file.all()) : check_architecture(file, config.model_type);
   config.torch_dtype = file.text("dtype", file.text("torch_dtype", "float32"));
+  if (file.text("torch_dtype", config.torch_dtype) != config.torch_dtype) {
+    file.notice("\"dtype\" is taken, as transformers does; \"torch_dtype\", which stands beside it, differs");
+  }
   if (const std::string& type = config.torch_dtype; type != "float32" && type != "float16" && type != "bfloat16") {
-    file.unsupported("\"torch_dtype\": \"" + config.torch_dtype + "\"");
+    file.refuse("\"torch_dtype\": \"" + config.torch_dtype + "\" is not supported",
+                "give float32, float16 or bfloat16");
   }
   read_sizes(file, config);
   check_quantization(file, config);

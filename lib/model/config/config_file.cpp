@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "model/config/config_file.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <string_view>
@@ -36,7 +38,11 @@ bool cannot_matter(std::string_view name) {
 bool is_off(const Json& value) { return value.is_null() || value == false || (value.is_structured() && value.empty()); }
 
 std::string rope_type(const ConfigFile& in) {
-  const Json& type = in.has("rope_type") ? in.at("rope_type") : in.at("type");
+  const Json &type = in.has("rope_type") ? in.at("rope_type") : in.at("type"), &other = in.at("type");
+  if (!other.is_null() && other != type) {
+    in.notice("the RoPE type " + type.dump() + " is taken; \"type\": " + other.dump() +
+              ", which stands beside it, is not");
+  }
   if (type.is_null()) return "default";
   if (!type.is_string()) in.refuse("the RoPE type must be a text, found " + type.dump());
   return type.get<std::string>();
@@ -60,10 +66,11 @@ void read_yarn(const ConfigFile& in, RopeSpec& rope) {
   rope.beta_slow = in.positive("beta_slow", 1);
   rope.truncate = in.flag("truncate", true);
   (void)in.at("max_position_embeddings");  // which Ministral 3's class writes there, too
-  const bool all = in.has("mscale_all_dim");
+  const bool all = in.has("mscale_all_dim") && in.at("mscale_all_dim") != 0;
   const double of_all = all ? yarn_scale(rope.factor, in.positive("mscale_all_dim")) : 1;
-  const double inferred =
-      all && in.has("mscale") ? yarn_scale(rope.factor, in.positive("mscale")) / of_all : yarn_scale(rope.factor);
+  const double inferred = all && in.has("mscale") && in.at("mscale") != 0
+                              ? yarn_scale(rope.factor, in.positive("mscale")) / of_all
+                              : yarn_scale(rope.factor);
   rope.attention_factor = in.positive("attention_factor", inferred);
   if (all) rope.sharpening = std::pow(of_all, 2);
 }
@@ -184,14 +191,15 @@ std::vector<std::string> ConfigFile::check_members() const {
   std::string unread;
   const auto list = [&](const std::string& prefix, const Json& members) {
     for (const auto& [name, value] : members.items()) {
-      if (log_->read.contains(prefix + name) || cannot_matter(name) || is_off(value)) continue;
+      if ((!prefix.empty() && log_->read.contains(prefix + name)) || cannot_matter(name) || is_off(value)) continue;
       unread += (unread.empty() ? "\"" : ", \"") + prefix + name + "\"";
     }
   };
   list("", unknown_);
   for (const auto& [prefix, members] : log_->parts) list(prefix, members);
   if (!unread.empty()) {
-    notice("not read, for models of this type have no such member in transformers: " + unread + " (" + path_ + ")");
+    notice("these members are not read, since transformers has none of them for this model_type: " + unread + " (" +
+           path_ + ")");
   }
   return log_->notices;
 }
@@ -231,6 +239,10 @@ RopeSpec read_rope(const ConfigFile& file, const std::string& layer_type, int he
   if (rope.type == "su") rope.type = "longrope";    // its first name
   if (rope.type == "mrope") rope.type = "default";  // axes of images; on text all are equal
   rope.theta = in.positive("rope_theta", theta);
+  if (!sliding_theta && rope.theta != theta && theta != file.class_value("rope_theta")) {
+    file.notice(
+        fmt::format("the RoPE base {} is taken; \"rope_theta\": {}, which stands outside, is not", rope.theta, theta));
+  }
   if (rope.type == "dynamic" && file.text("model_type", "").starts_with("hunyuan") && in.has("alpha")) {
     rope.theta *= std::pow(in.positive("alpha"), head_dim / (head_dim - 2.0));
     rope.type = "default";

@@ -3,6 +3,7 @@
 // spellings.
 #pragma once
 
+#include <algorithm>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -55,12 +56,15 @@ class ConfigFile {
   [[nodiscard]] std::string text(const char* name, const std::string& otherwise) const;
 
   /// Says of what stands in two places which is taken.
-  void notice(const std::string& text) const { log_->notices.push_back(text); }
+  void notice(const std::string& text) const {
+    if (std::ranges::find(log_->notices, text) == log_->notices.end()) log_->notices.push_back(text);
+  }
   /// Returns what was said, and one notice of members that the class does not know. Throws DataError for a member of
   /// the class that nothing read and that has another value than the class gives.
   [[nodiscard]] std::vector<std::string> check_members() const;
 
-  [[noreturn]] void refuse(const std::string& what, const std::string& remedy = "fetch the checkpoint again") const;
+  [[noreturn]] void refuse(const std::string& what,
+                           const std::string& remedy = "look at this member, or fetch the checkpoint again") const;
   /// Throws DataError for a setting that this program does not know to execute.
   [[noreturn]] void unsupported(const std::string& what) const;
   /// The same, of a member with the value that it has.

@@ -25,6 +25,7 @@ Activation read_activation(const ConfigFile& file) {
 
 /// A window that holds the whole context is none.
 int read_window(const ConfigFile& file) {
+  if (!file.has("sliding_window")) file.unsupported("\"layer_types\" with windows and without a \"sliding_window\"");
   const int window = file.dimension("sliding_window");
   return window >= file.dimension("max_position_embeddings") ? 0 : window;
 }

@@ -160,8 +160,9 @@ void describe_exaone4(const ConfigFile& file, ModelConfig& config) {
   BlockSpec block = plain_block(file, config);
   norm_what_is_added(block);
   block.mixer.head_norm = HeadNorm::kPerHead;
-  const int period = slides ? file.dimension("sliding_window_pattern") : 1;
-  if (!slides) (void)file.at("sliding_window_pattern");  // which is of no use then
+  const bool listed = !slides || file.has("layer_types");
+  if (listed) (void)file.at("sliding_window_pattern");  // which is of no use then, and may be a text
+  const int period = listed ? 1 : file.dimension("sliding_window_pattern");
   const std::vector<std::string> types = fill_blocks(file, config, block, full_every(period, kSlidingAttention));
   if (slides) drop_positions(config, types);
 }

@@ -2,6 +2,7 @@
 #include "model/tokenizer/tokenizer_file.hpp"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
 #include <limits>
 #include <map>
@@ -102,10 +103,12 @@ class Reader {
     const Json config = parse_json(*content, file.string());
     std::map<int, Json> by_id;
     for (const auto& [number, token] : member(config, "added_tokens_decoder").items()) {
-      if (!token.is_object() || text(token, "content").empty())
-        fail("added_tokens_decoder", "has a token without content");
-      by_id[std::atoi(number.c_str())] = token;
-      by_id[std::atoi(number.c_str())]["id"] = std::atoi(number.c_str());
+      int own = 0;
+      const char* const end = number.data() + number.size();
+      if (std::from_chars(number.data(), end, own).ptr != end || !token.is_object() || text(token, "content").empty()) {
+        fail("added_tokens_decoder", "has a token without a number or content");
+      }
+      (by_id[own] = token)["id"] = own;
     }
     Json tokens = Json::array();
     for (const auto& [number, token] : by_id) tokens.push_back(token);

@@ -123,12 +123,8 @@ std::string older_like(std::string_view character, const std::string& where) {
                     where, "leave it out of the text, or encode the text elsewhere and pass token ids with --tokens");
   }
   // The first characters of each category are old.
-  for (like = code_point < 0x10000   ? 0x800
-              : code_point < 0x20000 ? 0x10000
-                                     : 0x20000;
-       utf8proc_category(like) != category;) {
-    ++like;
-  }
+  like = code_point < 0x10000 ? 0x800 : code_point < 0x20000 ? 0x10000 : 0x20000;
+  while (like < code_point && utf8proc_category(like) != category) ++like;
   std::array<utf8proc_uint8_t, 4> encoded{};
   const auto length = utf8proc_encode_char(like, encoded.data());
   return {encoded.begin(), encoded.begin() + length};

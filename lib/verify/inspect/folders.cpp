@@ -14,6 +14,7 @@
 #include "dump/rank_source.hpp"
 #include "model/config/config.hpp"
 #include "set/convert.hpp"
+#include "set/set.hpp"
 #include "set/verdict.hpp"
 #include "tensor/safetensors.hpp"
 #include "verify/inspect/inspect.hpp"
@@ -180,7 +181,7 @@ Inspection inspect_set(const fs::path& folder, const Json& manifest) {
   if (verdict) found.facts["verdict_by"] = "its maker's oscar verify";
   found.facts["readers"] = facts_of_readers(manifest);
   for (const auto& [name, part] : manifest["parts"].items()) {
-    found.facts["parts"][name] = part.contains("objectives") ? facts_of_rotations(part) : facts_of_coded(part);
+    found.facts["parts"][name] = name == kCodedName ? facts_of_coded(part) : facts_of_rotations(part);
   }
   std::vector<Check> checks;
   verify::check_file_hashes(folder, checks);

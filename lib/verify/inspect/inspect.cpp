@@ -294,7 +294,8 @@ Inspection inspect(const fs::path& path) {
 
 void require_sound(const Inspection& found, const fs::path& path) {
   if (found.problems.empty()) return;
-  throw DataError("not sound: " + found.problems.front(), path.string(), "write or fetch it again");
+  throw DataError("not sound: " + found.problems.front(), path.string(),
+                  "fit all layers, or fetch it again; what its manifest does not list has to leave");
 }
 
 void require_sound_set(const fs::path& folder) { require_sound(inspect(folder), folder); }

@@ -94,7 +94,7 @@ class CodedTest(unittest.TestCase):
                 (["--scope", "rack"], "model, layer or head"),
                 (["--for", "sglang-v1"], "sglang-v1 cannot read the coded cache"),
                 (["--context", "-1"], "--context"), (["--context", "4096"], "the model reads 2048 tokens at most"),
-                (["--clip", "off"], "recipe coded for these readers does not have this option")):
+                (["--clip", "off"], "recipe coded does not take this option")):
             self.assertIn(words, self.take("--out", out, *options, status=2))
             self.assertFalse(out.exists())
         self.assertIn("a dump's keys are taken at the positions where they are",
