@@ -204,9 +204,11 @@ class SetsTest(unittest.TestCase):
         self.write(manifest | {"files": [7]}, hashes=False)
         self.assert_refused("an unsafe path")
         self.write(manifest, hashes=False)
-        for stranger in (lambda path: path.write_text("sourced by somebody"), lambda path: path.symlink_to("/etc/passwd")):
+        for stranger, words in ((lambda path: path.write_text("sourced by somebody"), "manifest.json does not list this file"),
+                                (lambda path: path.symlink_to("/etc/passwd"), "a link")):
             stranger(self.folder / "run.sh")
-            self.assert_refused("run.sh: manifest.json does not list this file")
+            self.assert_refused(f"run.sh: {words}")
+            (self.folder / "run.sh").unlink()
 
     def test_hdf5_that_leads_out_of_the_file(self):
         name = "layers/0/key/rotation"

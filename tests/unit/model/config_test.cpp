@@ -151,7 +151,11 @@ TEST_CASE("what a file tells twice, or what its class does not know, is told of"
   const Json yarn{{"rope_type", "yarn"}, {"factor", 4}};
   CHECK(notices({}).empty());
   CHECK(notices({{"unheard_of", false}, {"pad_token_id", 3}, {"_name_or_path", "x"}}).empty());
-  told({{"unheard_of", 3}}, "no such member in transformers: \"unheard_of\"");
+  told({{"unheard_of", 3}}, "none of them for this model_type: \"unheard_of\"");
+  told({{"mlp_bias", true}}, "\"mlp_bias\"");
+  told({{"rope_scaling", {{"rope_type", "linear"}, {"type", "yarn"}, {"factor", 4}}}}, "\"linear\" is taken");
+  told({{"rope_parameters", {{"rope_theta", 5e5}}}, {"rope_theta", 2e4}}, "base 500000 is taken");
+  told({{"dtype", "float16"}, {"torch_dtype", "bfloat16"}}, "\"dtype\" is taken");
   told({{"rope_scaling", {{"rope_type", "yarn"}, {"factor", 4}, {"strange", 1}}}}, "\"rope_scaling.strange\"");
   const Json both{{"rope_scaling", yarn}, {"rope_parameters", {{"rope_type", "default"}, {"rope_theta", 3e4}}}};
   told(both, "\"rope_scaling\" is taken");
