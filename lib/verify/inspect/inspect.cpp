@@ -294,8 +294,10 @@ Inspection inspect(const fs::path& path) {
 
 void require_sound(const Inspection& found, const fs::path& path) {
   if (found.problems.empty()) return;
+  const bool set = found.kind == "set";
   throw DataError("not sound: " + found.problems.front(), path.string(),
-                  "fit all layers, or fetch it again; what its manifest does not list has to leave");
+                  set ? "fit all layers, or fetch it again; what its manifest does not list has to leave"
+                      : "write or fetch it again");
 }
 
 void require_sound_set(const fs::path& folder) { require_sound(inspect(folder), folder); }
