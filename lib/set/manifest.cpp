@@ -230,18 +230,22 @@ RequireOurs replaceable_set(bool replace) {
   };
 }
 
+std::string defect_of_file(const fs::path& folder, const Json& entry) {
+  const std::string name = entry.value("path", "");
+  if (!is_safe_relative_path(name)) return "the manifest lists \"" + name + "\", which leads out of the folder";
+  const fs::path file = folder / name;
+  if (!fs::is_regular_file(file)) return name + " is missing";
+  if (file_size(file) != entry.value("size", std::uint64_t{0})) {
+    return name + " does not have the size it was written with";
+  }
+  return sha256_file(file) == entry.value("sha256", "") ? "" : name + " was changed after it was written";
+}
+
 void check_listed_files(const fs::path& folder, const Json& manifest) {
   for (const Json& entry : manifest["files"]) {
-    const std::string name = entry["path"];
-    const fs::path path = folder / name;
-    const char* remedy = "fetch the set again with \"oscar pull\", or fit it again";
-    if (!is_safe_relative_path(name)) throw DataError("the manifest lists an unsafe path", path.string(), remedy);
-    if (regular_file_size(path) != entry["size"].get<std::uint64_t>()) {
-      throw DataError("the file does not have the size its manifest says", path.string(), remedy);
-    }
-    if (sha256_file(path) != entry["sha256"].get<std::string>()) {
-      throw DataError("the file does not have the sha256 its manifest says", path.string(), remedy);
-    }
+    const std::string defect = defect_of_file(folder, entry);
+    if (!defect.empty())
+      throw DataError(defect, folder.string(), "fetch the set again with \"oscar pull\", or fit it again");
   }
 }
 

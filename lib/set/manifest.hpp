@@ -41,8 +41,9 @@ namespace oscar {
 /// nothing but the files that its manifest lists; else nothing.
 [[nodiscard]] RequireOurs replaceable_set(bool replace);
 
-/// Checks that every listed file is there, has its size and its sha256. Throws DataError that names the first that does
-/// not.
+/// Returns what is wrong with a file of the manifest's list: its path, its size or its sha256; empty: nothing.
+[[nodiscard]] std::string defect_of_file(const std::filesystem::path& folder, const Json& entry);
+/// Throws DataError for the first listed file that has a defect.
 void check_listed_files(const std::filesystem::path& folder, const Json& manifest);
 
 }  // namespace oscar

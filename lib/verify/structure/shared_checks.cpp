@@ -10,26 +10,14 @@
 #include <set>
 
 #include "base/files.hpp"
-#include "base/sha256.hpp"
 #include "base/text.hpp"
 #include "base/threads.hpp"
+#include "set/manifest.hpp"
 #include "verify/structure/checks.hpp"
 #include "verify/structure/matrix.hpp"
 
 namespace oscar::verify {
 namespace {
-
-/// What is wrong with one listed file; empty if nothing is.
-std::string defect_of(const fs::path& folder, const Json& entry) {
-  const std::string name = entry.value("path", "");
-  if (!is_safe_relative_path(name)) return "the manifest lists \"" + name + "\", which leads out of the folder";
-  const fs::path file = folder / name;
-  if (!fs::is_regular_file(file)) return name + " is missing";
-  if (file_size(file) != entry.value("size", std::uint64_t{0}))
-    return name + " does not have the size it was written with";
-  if (sha256_file(file) != entry.value("sha256", "")) return name + " was changed after it was written";
-  return "";
-}
 
 void check_config(const ModelIdentity& fitted, const ModelIdentity& measured, std::vector<Check>& checks) {
   if (fitted.config_sha256.empty() || measured.config_sha256.empty()) {
@@ -243,7 +231,7 @@ void check_file_hashes(const std::filesystem::path& path, std::vector<Check>& ch
   validate_json(manifest, kSetSchema, manifest_path.string());
   const Json& files = manifest.at("files");
   std::vector<std::string> found(files.size());
-  parallel_for(found.size(), [&](std::size_t i) { found[i] = defect_of(path, files[i]); });
+  parallel_for(found.size(), [&](std::size_t i) { found[i] = defect_of_file(path, files[i]); });
   std::string defects;
   double bad = 0;
   for (const std::string& defect : found) {
