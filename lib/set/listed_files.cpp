@@ -17,7 +17,10 @@ Json list_with_hashes(const fs::path& folder, const std::vector<fs::path>& files
   return list;
 }
 
-std::string defect_of_file(const fs::path& folder, const Json& entry) {
+namespace {
+
+/// Empty: there is none.
+std::string defect_of(const fs::path& folder, const Json& entry) {
   const std::string name = entry.value("path", "");
   if (!is_safe_relative_path(name)) return "the manifest lists \"" + name + "\", which leads out of the folder";
   const fs::path file = folder / name;
@@ -28,12 +31,20 @@ std::string defect_of_file(const fs::path& folder, const Json& entry) {
   return sha256_file(file) == entry.value("sha256", "") ? "" : name + " was changed after it was written";
 }
 
+}  // namespace
+
+std::vector<std::string> defects_of_files(const fs::path& folder, const Json& manifest) {
+  const Json& files = manifest["files"];
+  std::vector<std::string> defects(files.size());
+  parallel_for(defects.size(), [&](std::size_t i) { defects[i] = defect_of(folder, files[i]); });
+  std::erase(defects, "");
+  return defects;
+}
+
 void check_listed_files(const fs::path& folder, const Json& manifest) {
-  for (const Json& entry : manifest["files"]) {
-    const std::string defect = defect_of_file(folder, entry);
-    if (!defect.empty())
-      throw DataError(defect, folder.string(), "fetch the set again with \"oscar pull\", or fit it again");
-  }
+  const std::vector<std::string> defects = defects_of_files(folder, manifest);
+  if (defects.empty()) return;
+  throw DataError(defects.front(), folder.string(), "fetch the set again with \"oscar pull\", or fit it again");
 }
 
 }  // namespace oscar

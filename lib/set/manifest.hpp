@@ -41,9 +41,9 @@ namespace oscar {
 /// nothing but the files that its manifest lists; else nothing.
 [[nodiscard]] RequireOurs replaceable_set(bool replace);
 
-/// Returns what is wrong with a file of the manifest's list: its path, its size or its sha256; empty: nothing.
-[[nodiscard]] std::string defect_of_file(const std::filesystem::path& folder, const Json& entry);
-/// Throws DataError for the first listed file that has a defect.
+/// Returns what is wrong with the files of the manifest's list, at most a clause for each: its path, size or sha256.
+[[nodiscard]] std::vector<std::string> defects_of_files(const std::filesystem::path& folder, const Json& manifest);
+/// Throws DataError with the first of these defects, if there is one.
 void check_listed_files(const std::filesystem::path& folder, const Json& manifest);
 
 }  // namespace oscar

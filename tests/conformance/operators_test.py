@@ -120,7 +120,7 @@ class Int2Test(OperatorTest):
         for found, expected in zip(*both):
             self.same(found, expected)
 
-    @each(expanded(LISTS["int2_pack"]["small"]))
+    @each(expanded(LISTS["int2_pack"]["small"]) if ON_CUDA else ())  # on a CPU it would be held to itself
     def test_small_packed_rows_have_the_bytes_of_the_cpu(self, **shape):
         self.check_packed(**shape)
 

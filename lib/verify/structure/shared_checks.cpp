@@ -229,18 +229,11 @@ void check_file_hashes(const std::filesystem::path& path, std::vector<Check>& ch
   }
   const Json manifest = read_json(manifest_path);
   validate_json(manifest, kSetSchema, manifest_path.string());
-  const Json& files = manifest.at("files");
-  std::vector<std::string> found(files.size());
-  parallel_for(found.size(), [&](std::size_t i) { found[i] = defect_of_file(path, files[i]); });
+  const std::vector<std::string> found = defects_of_files(path, manifest);
   std::string defects;
-  double bad = 0;
-  for (const std::string& defect : found) {
-    if (defect.empty()) continue;
-    bad += 1;
-    defects += (defects.empty() ? "" : "; ") + defect;
-  }
-  if (bad > 0) defects += ": pull or fit the set again";
-  checks.push_back({"file_hashes", {}, "", bad, 0.0, bad == 0, defects});
+  for (const std::string& defect : found) defects += (defects.empty() ? "" : "; ") + defect;
+  if (!found.empty()) defects += ": pull or fit the set again";
+  checks.push_back({"file_hashes", {}, "", static_cast<double>(found.size()), 0.0, found.empty(), defects});
 }
 
 void check_provenance(const SetUnderTest& set, const Expectation& expected, std::vector<Check>& checks) {
