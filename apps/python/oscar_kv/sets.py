@@ -30,7 +30,7 @@ _SCHEMA = "oscar.set.v1"
 _FILES = {"coded": "coded.safetensors", "with_means": "with_means/rotations.h5", "rotations": "rotations.h5"}
 # What a folder can list; the last are for people (lib/set/one_truth.cpp).
 _LISTED = re.compile(r"coded\.safetensors|(with_means/)?(rotations\.h5|serve\.env|k_mean\.pt|[kv]_rotation_\w+\.pt|[kv]_clip_per_(layer|head)\.json|"
-                     r"layer_\d+\.pt)|.*(LICENSE|\.md|\.txt)")
+                     r"layer_\d+\.pt)|.*(LICENSE|\.md|\.txt)", re.ASCII)
 _GRIDS, _SCALES = ("minmax", "lloyd-max"), ("float32", "float16", "bfloat16")
 _MOST_BYTES_OF_TEXT = 8 << 20  # kMaxDocumentBytes
 _AGAIN, _TRIAL_SECONDS = "fetch or fit the set again", 300

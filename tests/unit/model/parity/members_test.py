@@ -2,9 +2,11 @@
 """members_test.py COMPARE [FAMILY …] [--each]: no member of a config.json changes a model in silence. For every family, as its
 class in transformers reads the file and COMPARE (compare.cpp) does: as the class writes it, and with each member at another value
 than the class's. They agree, or COMPARE refuses and names the member. Members are tried some at a time; alone where those do not
-agree, or all with --each. Published files are read with one warning at most. Exit status 77 without transformers."""
+agree, or all with --each. Published files are read with one warning at most. README's table
+calls none refused that was accepted. Exit status 77 without transformers."""
 import itertools
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -25,6 +27,7 @@ from tiny_models import SEEING
 
 TOKENS, TOGETHER = 40, 6
 TABLE = class_members.table()
+README = (Path(__file__).parents[4] / "apps/oscar/README.md").read_text(encoding="utf-8")
 # Tried are, in every family: "everywhere", whether its class has the member or not, and "together"; and "own" where its class has it.
 # "needed" makes a family run here, or more of it matter. "layer_types" are repeated for all layers.
 TRIED = json.loads(Path(__file__).with_name("members.json").read_text(encoding="utf-8"))
@@ -125,6 +128,14 @@ def groups(cases, size):
         yield from (row[start:start + size] for start in range(0, len(row), size))
 
 
+def told_otherwise(family, accepted):
+    """Members that README's row calls refused, although another value than the class's was accepted."""
+    row = re.search(rf"^\| `{family.name}` \| .* \| (.*) \|$", README, re.MULTILINE)
+    taken = {key for members in accepted for key, value in members.items() if value != family.members.get(key)}
+    return [f"README: {family.name} accepts {key}" for key in re.findall(r"`(\w+)`", row[1]) if key in taken] if row else [
+        f"README: no row of {family.name}"]
+
+
 def main():
     torch.set_num_threads(1)
     transformers.logging.set_verbosity(50)
@@ -139,6 +150,7 @@ def main():
             if answer != "same":  # as the class writes it, without a warning
                 judge.wrong.append(f"{name}: {answer or 'transformers makes no such model'}")
             accepted = [members for members in family.others() if not judge.refuses(family, members)]
+            judge.wrong += told_otherwise(family, accepted)
             for together in groups(accepted, 1 if "--each" in sys.argv else TOGETHER):
                 judge.judge(family, together)
         for name, document in json.loads(Path(__file__).with_name("published_configs.json").read_text()).items():
