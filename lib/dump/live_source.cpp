@@ -24,20 +24,21 @@ namespace fs = std::filesystem;
 /// Where a sequence's rows lie in a layer.
 struct SequenceSlot {
   std::size_t chunk = 0;
-  std::int64_t begin = 0, tokens = 0;
+  std::int64_t begin = 0, tokens = 0, first_position = 0;
 };
 /// Sequences share a chunk until it has chunk_tokens; a longer sequence has a chunk of its own.
-std::vector<SequenceSlot> sequence_slots(const std::vector<TokenSequence>& sequences, std::int64_t chunk_tokens) {
+std::vector<SequenceSlot> sequence_slots(const std::vector<TokenSequence>& sequences, const LiveOptions& options) {
   std::vector<SequenceSlot> slots;
   for (const TokenSequence& sequence : sequences) {
     const auto tokens = static_cast<std::int64_t>(sequence.size());
     SequenceSlot slot{.tokens = tokens};
     if (!slots.empty()) {
       const std::int64_t end = slots.back().begin + slots.back().tokens;
-      const bool fits = end + tokens <= chunk_tokens;
+      const bool fits = end + tokens <= options.chunk_tokens;
       slot.chunk = slots.back().chunk + (fits ? 0 : 1);
       slot.begin = fits ? end : 0;
     }
+    if (!options.first_positions.empty()) slot.first_position = options.first_positions[slots.size()];
     slots.push_back(slot);
   }
   return slots;
@@ -74,7 +75,9 @@ class LayerRows {
       chunk.rows.where = "layer " + std::to_string(layer_id) + ", chunk " + std::to_string(chunks_.size());
     }
     for (const SequenceSlot& slot : slots) {
-      chunks_[slot.chunk].rows.sequences.push_back({slot.begin, slot.begin + slot.tokens});
+      QkvChunk& rows = chunks_[slot.chunk].rows;
+      rows.sequences.push_back({slot.begin, slot.begin + slot.tokens});
+      rows.first_positions.push_back(slot.first_position);
     }
   }
 
@@ -192,7 +195,7 @@ class Source : public LiveSource {
         sequences_(std::move(sequences)),
         calibration_(describe(sequences_)),
         status_(status),
-        slots_(sequence_slots(sequences_, options.chunk_tokens)),
+        slots_(sequence_slots(sequences_, options)),
         to_the_end_(options.to_the_end),
         dtype_(dtype_from_name(options.dtype == "auto" ? config_.torch_dtype : options.dtype)) {
     OSCAR_CHECK(is_activation_dtype(dtype_) && options.chunk_tokens > 0);

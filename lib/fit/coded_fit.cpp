@@ -44,7 +44,10 @@ CodedBases bases_of(const LayerStatistics& data, Backend& backend) {
   }
   const MatrixStack value_cost = data.cost ? data.cost->value : identity(fisher.value.count, fisher.value.dim);
   const double plain_part = data.cost ? kPlainCostPart : kPlainQueryPart;
-  return {coded_key_basis(key_cost, queries.mean(), plain_part, fisher, data.centred, backend),
+  CodedBasis key =
+      data.rotary ? coded_pair_basis(key_cost, queries.mean(), plain_part, data.keys_before_rope, *data.rotary)
+                  : coded_key_basis(key_cost, queries.mean(), plain_part, fisher, data.centred, backend);
+  return {std::move(key),
           coded_value_basis(value_cost, plain_part, fisher.value, values.mean(), backend)};
 }
 
@@ -98,7 +101,8 @@ CodedDamage weights_of(const LayerStatistics& layer, const CodedBases& bases) {
 
 CodedLayer coded_layer(const LayerStatistics& data, const CodedBases& bases, const CodedLevels& key,
                        const CodedLevels& value) {
-  return {data.layer_id, coded_side(bases.key, data.key_rows, key), coded_side(bases.value, data.value_rows, value)};
+  return {data.layer_id, coded_side(bases.key, data.rotary ? data.keys_before_rope : data.key_rows, key),
+          coded_side(bases.value, data.value_rows, value)};
 }
 
 }  // namespace

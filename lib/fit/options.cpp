@@ -66,6 +66,7 @@ void check_options(const FitOptions& options) {
   }
   constexpr double kLeastBits = 1.25, kMostBits = 4;  // more or less is not worth while
   (void)coded_scope_from_name(options.scope);
+  require_one_of(options.keys, "--keys", {"after-rope", "before-rope"});
   if (options.bits >= kLeastBits && options.bits <= kMostBits) return;
   throw UsageError(fmt::format("{} bits a value are outside {} to {}", options.bits, kLeastBits, kMostBits), "--bits",
                    "give the bits of one stored value, everything counted");
@@ -92,7 +93,7 @@ void require_takers(const FitOptions& o, bool coded, bool rotated) {
   require(coded,
           "only the coded cache spends bits: leave it out, or give --recipe coded or auto for vllm or transformers",
           std::pair("--bits", &FitOptions::bits), std::pair("--scope", &FitOptions::scope),
-          std::pair("--context", &FitOptions::context));
+          std::pair("--context", &FitOptions::context), std::pair("--keys", &FitOptions::keys));
   require(rotated, "only rotations have it: leave it out, or give another recipe or more readers",
           std::pair("--codec", &FitOptions::codec), std::pair("--scale-dtype", &FitOptions::scale_dtype),
           std::pair("--clip", &FitOptions::clip), std::pair("--clip-granularity", &FitOptions::clip_granularity),
@@ -101,10 +102,22 @@ void require_takers(const FitOptions& o, bool coded, bool rotated) {
           std::pair("--seed", &FitOptions::clip_fit));
 }
 
+bool before_rope(const FitOptions& options) { return options.keys == "before-rope"; }
+
+/// Whether the reader can read the coded cache that the options ask for.
+bool reads_coded(const Reader& reader, const FitOptions& options) {
+  return reader.coded && (reader.before_rope || !before_rope(options));
+}
+
 /// What a reader cannot read of a part, and the option that asks for it; empty: it reads all. recipe: null for the
 /// coded cache.
-std::pair<std::string, std::string> beyond(const Reader& reader, const Recipe* recipe) {
-  if (recipe == nullptr) return {reader.coded ? "" : "the coded cache", "--recipe coded"};
+std::pair<std::string, std::string> beyond(const Reader& reader, const FitOptions& options, const Recipe* recipe) {
+  if (recipe == nullptr) {
+    if (!reader.coded || reads_coded(reader, options)) {
+      return {reader.coded ? "" : "the coded cache", "--recipe coded"};
+    }
+    return {"keys that are stored before RoPE", "--keys before-rope"};
+  }
   if (recipe->kind == Recipe::Kind::kStretch && !reader.linear) {
     return {"transforms that are not rotations", "--recipe stretch"};
   }
@@ -122,8 +135,9 @@ std::pair<std::string, std::string> beyond(const Reader& reader, const Recipe* r
 
 /// Throws UsageError unless each of these readers of a part that somebody named, or one where nobody is named, can read
 /// it.
-void require_readers(const std::vector<const Reader*>& asked, bool named, const Recipe* recipe) {
-  const auto can = [&](const Reader& reader) { return beyond(reader, recipe).first.empty(); };
+void require_readers(const std::vector<const Reader*>& asked, const FitOptions& options, const Recipe* recipe) {
+  const bool named = !options.readers.empty();
+  const auto can = [&](const Reader& reader) { return beyond(reader, options, recipe).first.empty(); };
   const auto unable = std::ranges::find_if(asked, [&](const Reader* reader) { return !can(*reader); });
   const bool one = std::ranges::any_of(asked, [&](const Reader* reader) { return can(*reader); });
   if (unable == asked.end() || (one && !named)) return;
@@ -131,7 +145,7 @@ void require_readers(const std::vector<const Reader*>& asked, bool named, const 
   for (const Reader& reader : readers()) {
     if (can(reader)) able += (able.empty() ? "" : ",") + reader.name;
   }
-  const auto [what, option] = beyond(**unable, recipe);
+  const auto [what, option] = beyond(**unable, options, recipe);
   throw UsageError((*unable)->name + " cannot read " + what, option + ", --for",
                    "leave that out, or give readers that can: --for " + able);
 }
@@ -161,7 +175,7 @@ FitPlan plan_parts(const FitOptions& options, bool codable) {
   for (const std::string& name : options.readers) all.push_back(&reader_from_name(name, "--for"));
   if (options.recipe == "auto") {
     for (const Reader* reader : all) {
-      const bool coded = reader->coded && codable;
+      const bool coded = codable && reads_coded(*reader, options);
       asked[coded ? kCodedName : reader->mean && reader->linear ? kWithMeansName : kRotationsName].push_back(reader);
     }
   } else {
@@ -170,7 +184,7 @@ FitPlan plan_parts(const FitOptions& options, bool codable) {
   for (const auto& [part, of] : asked) {
     if (part == kCodedName) {
       plan.coded = true;
-      require_readers(of, !options.readers.empty(), nullptr);
+      require_readers(of, options, nullptr);
       continue;
     }
     FitOptions own = options;
@@ -179,7 +193,7 @@ FitPlan plan_parts(const FitOptions& options, bool codable) {
       own.recipe = means ? "stretch" : "oscar", own.key_objective = means ? "fisher" : "qqt", own.center = means;
     }
     const Recipe& recipe = plan.rotations.emplace(part, resolve_recipe(own)).first->second;
-    require_readers(of, !options.readers.empty(), &recipe);
+    require_readers(of, options, &recipe);
   }
   require_takers(options, plan.coded, !plan.rotations.empty());
   return plan;

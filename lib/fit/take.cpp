@@ -2,6 +2,7 @@
 #include "fit/take.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <atomic>
@@ -10,6 +11,7 @@
 #include "base/errors.hpp"
 #include "base/threads.hpp"
 #include "base/version.hpp"
+#include "dump/keys_before_rope.hpp"
 #include "measure/attention/attention_metrics.hpp"
 #include "method/coded_basis.hpp"
 #include "model/tokenizer/tokens.hpp"
@@ -69,6 +71,22 @@ void take_rows(LayerStream& stream, std::int64_t tokens, std::int64_t wanted, La
   }
 }
 
+/// The same of keys before RoPE, without those of the sink, which are never coded.
+void take_keys_before_rope(LayerStream& stream, std::int64_t tokens, std::int64_t wanted, Windows windows,
+                           LayerStatistics& layer) {
+  const std::int64_t stride = std::max<std::int64_t>(1, tokens / std::max<std::int64_t>(wanted, 1));
+  KeysBeforeRope keys(stream, *layer.rotary);
+  keys.rewind();
+  QkvChunk chunk;
+  for (std::int64_t first = 0; keys.next(chunk); first += chunk.view.k.num_tokens) {
+    for (const SequenceRange& range : chunk.sequences) {
+      for (std::int64_t t = range.begin + windows.sink; t < range.end; ++t) {
+        if ((first + t) % stride == stride / 2) add_rows(chunk.view.k, t, layer.keys_before_rope);
+      }
+    }
+  }
+}
+
 LayerStatistics take_layer(int id, LayerStream& rows, const ModelIdentity& model, const TakeOptions& options,
                            const ErrorCosts& costs, const MeasureDamage& measure, Backend& backend) {
   const LayerShape shape = shape_of(id, rows);
@@ -86,6 +104,10 @@ LayerStatistics take_layer(int id, LayerStream& rows, const ModelIdentity& model
   }
   layer.centred = !options.uncentred.contains(id);
   take_rows(rows, shape.tokens, options.sample_rows, layer);
+  if (const auto turning = options.rotary.find(id); options.coded && turning != options.rotary.end()) {
+    layer.rotary = turning->second;
+    take_keys_before_rope(rows, shape.tokens, options.sample_rows, options.windows, layer);
+  }
   if (options.clip) layer.sample = sample_layer(rows, options.windows, *options.clip);
   if (!options.coded) return layer;
   const auto cost = costs.find(id);
@@ -180,6 +202,38 @@ std::string why_not_coded(QkvSource& dump) {
   return "";
 }
 
+namespace {
+
+/// How keys turn in the layers that can store them before RoPE. Says which cannot.
+std::map<int, Rotary> rotary_by_layer(const FitData& data, Status& status) {
+  std::map<int, Rotary> found;
+  std::map<std::string, std::vector<int>> others;
+  const ModelIdentity& model = data.source.model();
+  for (const int id : data.source.layer_ids()) {
+    std::optional<Rotary> rotary;
+    std::string why = "the dump does not tell how keys turn";
+    if (data.runner != nullptr) {
+      const MixerSpec& mixer = data.runner->config().block(id).mixer;
+      why = why_not_before_rope(mixer);
+      if (why.empty()) rotary = rotary_of(mixer);
+      if (why.empty()) why = "keys do not turn";
+    } else if (model.rope_theta > 0) {
+      rotary = plain_rotary(model.rope_theta, model.head_dim);
+    }
+    rotary ? void(found.emplace(id, std::move(*rotary))) : others[why].push_back(id);
+  }
+  for (const auto& [why, layers] : others) {
+    status.notice(fmt::format("the keys of {} are coded as they are, not before RoPE: {}",
+                              layers.size() == data.source.layer_ids().size()
+                                  ? "all layers"
+                                  : fmt::format("layers {}", fmt::join(layers, ", ")),
+                              why));
+  }
+  return found;
+}
+
+}  // namespace
+
 Statistics take(const FitData& data, const FitOptions& options, const OpenPartial& partial, Backend& backend,
                 Status& status) {
   const FitPlan plan = plan_parts(options, data.uncodable.empty());
@@ -204,6 +258,10 @@ Statistics take(const FitData& data, const FitOptions& options, const OpenPartia
                     {"sample_rows", taken.sample_rows},
                     {"damage", live ? "model KL" : "attention output error"},
                     {"damage_tokens", describe(texts).tokens}};
+  }
+  if (plan.coded && options.keys == "before-rope") {
+    taken.rotary = rotary_by_layer(data, status);
+    taken.recipe["keys"] = options.keys;
   }
   if (data.context > 0) taken.recipe["context"] = data.context;
   if (!data.uncodable.empty()) taken.recipe[kNotCoded] = data.uncodable;

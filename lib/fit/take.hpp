@@ -4,6 +4,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <optional>
 #include <set>
 #include <span>
@@ -30,6 +31,7 @@ struct TakeOptions {
   bool coded = false;
   std::int64_t sample_rows = 4096;    // about so many rows are kept
   std::set<int> uncentred;            // layers whose keys keep their mean
+  std::map<int, Rotary> rotary;       // layers whose keys the coded cache stores before RoPE
   std::optional<SampleOptions> clip;  // how sequences for clip ratios are drawn; none: they are not
   Json recipe = Json::object();       // Statistics::recipe
 };

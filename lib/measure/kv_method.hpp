@@ -14,23 +14,17 @@
 #include <vector>
 
 #include "kernels/mixed_sequence.hpp"
+#include "kernels/rotary.hpp"
 
 namespace oscar {
 
 class Backend;
 
-/// Rotary embedding: coordinates j and j + dims / 2 of a head turn by position * theta^(-2 j / dims).
-struct Rope {
-  double theta = 0;
-  /// The first `dims` coordinates of a head take part; 0 = all.
-  int dims = 0;
-};
-
 /// What a method may know beside the rows.
 struct SequenceContext {
-  /// The rotary embedding of keys. None: the source does not tell; methods that quantise keys before RoPE then work on
-  /// them as they are.
-  std::optional<Rope> rope;
+  /// How keys turn. None: the source does not tell; methods of others that quantise keys before RoPE then work on them
+  /// as they are.
+  std::optional<Rotary> rotary;
   /// kServing: rows are bfloat16 where an engine stores them so.
   Precision precision = Precision::kServing;
   /// Computes row codecs.
@@ -110,9 +104,9 @@ struct KvMethod {
   std::map<int, KvLayer> layers;
   /// One line: what it is, and what stands in for what cannot be known.
   std::string description;
-  /// Its authors quantise keys before RoPE, which `rope` then is; without it keys are quantised as they are.
+  /// Its authors quantise keys before RoPE, which `rotary` then is; without it keys are quantised as they are.
   bool before_rope = false;
-  std::optional<Rope> rope = {};
+  std::optional<Rotary> rotary = {};
 
   /// Throws DataError that names the method and the layer if it has none.
   [[nodiscard]] const KvLayer& layer(int layer_id) const;

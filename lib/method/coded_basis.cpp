@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <functional>
+#include <numeric>
 #include <string>
 
 #include "base/check.hpp"
@@ -125,6 +127,73 @@ CodedBasis coded_key_basis(const MatrixStack& cost, const MatrixStack& queries, 
   }
   CodedBasis basis = solve(problem, backend);
   if (centred) basis.transform.mean = std::move(means);
+  return basis;
+}
+
+namespace {
+
+/// The covariance of two channels of rows, and their means.
+struct PairMoments {
+  double mean[2] = {0, 0}, first = 0, second = 0, both = 0;
+
+  PairMoments(std::span<const float> rows, std::size_t dim, std::size_t i, std::size_t j) {
+    const std::size_t count = rows.size() / dim;
+    for (std::size_t r = 0; r < count; ++r) mean[0] += rows[r * dim + i], mean[1] += rows[r * dim + j];
+    for (double& each : mean) each /= static_cast<double>(count);
+    for (std::size_t r = 0; r < count; ++r) {
+      const double x = rows[r * dim + i] - mean[0], y = rows[r * dim + j] - mean[1];
+      first += x * x, second += y * y, both += x * y;
+    }
+    for (double* each : {&first, &second, &both}) *each /= static_cast<double>(count);
+  }
+};
+
+}  // namespace
+
+CodedBasis coded_pair_basis(const MatrixStack& cost, const MatrixStack& queries, double plain_part,
+                            const std::vector<std::vector<float>>& rows, const Rotary& rotary) {
+  const int dim = queries.dim, heads = queries.count;
+  const auto width = static_cast<std::size_t>(dim);
+  OSCAR_CHECK(cost.dim == dim && cost.count == heads && rotary.dim() == dim && std::ssize(rows) == heads);
+  CodedBasis basis{{MatrixStack(heads, dim), MatrixStack(heads, dim), {}}, {}, rotary};
+  basis.transform.mean.resize(rows.size() * width);
+  for (int h = 0; h < heads; ++h) {
+    const double read = positive_mean(cost[h], dim, "costs of keys in the history", h);
+    const double plain = plain_part * read / positive_mean(queries[h], dim, "queries", h);
+    MatrixStack write(1, dim), back(1, dim);  // by pair, before they are sorted
+    std::vector<double> lambda;
+    for (std::size_t p = 0; p < width; p += 2) {
+      const auto i = static_cast<std::size_t>(rotary.pairs[p]), j = static_cast<std::size_t>(rotary.pairs[p + 1]);
+      const auto diagonal = [&](const MatrixStack& of) { return (of[h][i * (width + 1)] + of[h][j * (width + 1)]) / 2; };
+      const double metric = diagonal(cost) + plain * diagonal(queries) + kMetricFloor * read;
+      const PairMoments moments(rows[static_cast<std::size_t>(h)], width, i, j);
+      const double half = (moments.first - moments.second) / 2, radius = std::hypot(half, moments.both);
+      // The eigenvector of the larger variance is (c, s), the other (-s, c).
+      const double c = radius > 0 ? std::sqrt((1 + half / radius) / 2) : 1;
+      const double s = radius > 0 ? std::copysign(std::sqrt((1 - half / radius) / 2), moments.both) : 0;
+      const double root = std::sqrt(metric), centre = (moments.first + moments.second) / 2;
+      lambda.push_back(metric * (centre + radius)), lambda.push_back(metric * std::max(centre - radius, 0.0));
+      const std::size_t at_i = i * width + p, at_j = j * width + p;
+      write[0][at_i] = root * c, write[0][at_j] = root * s, write[0][at_i + 1] = -root * s, write[0][at_j + 1] = root * c;
+      back[0][at_i] = c / root, back[0][at_j] = s / root, back[0][at_i + 1] = -s / root, back[0][at_j + 1] = c / root;
+      basis.transform.mean[static_cast<std::size_t>(h) * width + i] = moments.mean[0];
+      basis.transform.mean[static_cast<std::size_t>(h) * width + j] = moments.mean[1];
+    }
+    if (!(std::ranges::max(lambda) > 0) || !std::isfinite(std::ranges::max(lambda))) {
+      throw NumericalError("the keys of the history do not vary, or not by finite amounts",
+                           "KV head " + std::to_string(h), "give more text, or leave the layer out");
+    }
+    std::vector<std::size_t> order(width);
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::ranges::stable_sort(order, std::greater<>(), [&](std::size_t column) { return lambda[column]; });
+    for (std::size_t column = 0; column < width; ++column) {
+      basis.lambda.push_back(lambda[order[column]]);
+      for (std::size_t row = 0; row < width; ++row) {
+        basis.transform.rotation[h][row * width + column] = write[0][row * width + order[column]];
+        basis.transform.read_rotation[h][row * width + column] = back[0][row * width + order[column]];
+      }
+    }
+  }
   return basis;
 }
 

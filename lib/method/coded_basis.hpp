@@ -6,10 +6,12 @@
 // Metrics and covariances are those of one KV head, over the history that is quantised.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "kernels/backend.hpp"
+#include "kernels/rotary.hpp"
 #include "kernels/types.hpp"
 
 namespace oscar {
@@ -23,6 +25,7 @@ inline constexpr double kMetricFloor = 1e-4;
 struct CodedBasis {
   Transform transform;         // one pair of matrices per KV head; the mean of keys
   std::vector<double> lambda;  // (heads, d): variances of the channels, descending
+  std::optional<Rotary> rotary = {};  // of keys before RoPE, whose matrices are block diagonal over its pairs
 };
 
 /// Returns the basis of keys. With m(X) the mean of X's diagonal,
@@ -35,6 +38,17 @@ struct CodedBasis {
 /// vary.
 [[nodiscard]] CodedBasis coded_key_basis(const MatrixStack& cost, const MatrixStack& queries, double plain_part,
                                          const FisherSums& fisher, bool centred, Backend& backend);
+
+/// Returns the basis of keys as they were before RoPE, of each pair of channels that turn together alone, so that a
+/// reader needs no product with a matrix between turning and the query. The metric of a pair is a multiple of the
+/// identity, m = (mean of the diagonal of cost + plain_part m(cost) / m(C_Q) mean of the diagonal of C_Q over its two
+/// channels): what errors cost at all distances is nearly that, and does not depend on the length of texts. Throws
+/// NumericalError as coded_key_basis() does.
+///
+/// cost, queries: as there, and of turned keys and queries as well: a turn of a pair keeps the sum of its diagonal.
+/// rows: of each head (n, d), keys of the history before RoPE.
+[[nodiscard]] CodedBasis coded_pair_basis(const MatrixStack& cost, const MatrixStack& queries, double plain_part,
+                                          const std::vector<std::vector<float>>& rows, const Rotary& rotary);
 
 /// Returns the basis of values, with A = cost + (plain_part + kMetricFloor) m(cost) I and B = weighted m(plain) /
 /// m(weighted).

@@ -166,6 +166,7 @@ std::string names_of(const LayerStatistics& layer) {
   for (const auto& [moment, sums] : layer.first.sums) add(true, std::string(name_of(moment)));
   add(layer.cost.has_value(), "cost"), add(layer.damage.has_value(), "damage");
   add(!layer.key_rows.empty(), "rows"), add(!layer.centred, "uncentred");
+  add(layer.rotary.has_value(), "rows before RoPE");
   return names;
 }
 
@@ -220,11 +221,15 @@ void merge(LayerStatistics& to, LayerStatistics from, const std::string& where) 
     add_numbers(to.cost->key.data, from.cost->key.data), add_numbers(to.cost->value.data, from.cost->value.data);
   }
   if (to.damage) to.damage = {to.damage->key + from.damage->key, to.damage->value + from.damage->value};
-  const std::size_t heads = to.key_rows.size();
-  if (from.key_rows.size() != heads) throw DataError("another number of heads than elsewhere", where, kOneModel);
-  for (std::size_t head = 0; head < heads; ++head) {
-    to.key_rows[head].insert(to.key_rows[head].end(), from.key_rows[head].begin(), from.key_rows[head].end());
-    to.value_rows[head].insert(to.value_rows[head].end(), from.value_rows[head].begin(), from.value_rows[head].end());
+  if (to.rotary != from.rotary) throw DataError("keys turn otherwise by position than elsewhere", where, kOneModel);
+  for (const auto rows :
+       {&LayerStatistics::key_rows, &LayerStatistics::value_rows, &LayerStatistics::keys_before_rope}) {
+    const std::size_t heads = (to.*rows).size();
+    if ((from.*rows).size() != heads) throw DataError("another number of heads than elsewhere", where, kOneModel);
+    for (std::size_t head = 0; head < heads; ++head) {
+      std::vector<float>&own = (to.*rows)[head], &more = (from.*rows)[head];
+      own.insert(own.end(), more.begin(), more.end());
+    }
   }
 }
 
@@ -286,6 +291,10 @@ LayerStatistics sum_of(const std::vector<LayerOfPart>& parts, std::int64_t wante
       const double share = density * sizes[i].tokens;  // no number if a file lies about its tokens
       const std::int64_t count = share >= 1 ? std::min<std::int64_t>(std::llround(share), sizes[i].rows) : 1;
       thin(own.key_rows, sizes[i].rows, count), thin(own.value_rows, sizes[i].rows, count);
+      if (own.rotary) {
+        const std::int64_t there = std::ssize(own.keys_before_rope.front()) / own.key_dim;
+        thin(own.keys_before_rope, there, std::max<std::int64_t>(1, count * there / sizes[i].rows));
+      }
     }
     scale_by(sizes[i].tokens / tokens, own);
     samples.push_back(std::move(own.sample));

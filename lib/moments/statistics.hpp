@@ -5,6 +5,7 @@
 //   layer_N.<moment>.sums, .total, layer_N.fisher.*, layer_N.keys.*   sums over tokens, float64 (moments/sums.hpp)
 //   layer_N.cost.key (Hkv, d, d), .value (Hkv, d_v, d_v)              what errors cost a model, float64
 //   layer_N.key.rows (Hkv, n, d), .value.rows (Hkv, n, d_v)           rows of tokens that are spread evenly, float32
+//   layer_N.before_rope.rows (Hkv, n, d)                              keys of the history before RoPE, float32
 //   layer_N.clip.<i>.q, .k, .v, .positions                            sequences on which clip ratios are judged
 // What a server's observer saves has sums alone. Statistics of parts of the data, or of different layers, add up to
 // those of the whole: sums add; costs and damage are means over tokens; of the rows those stay that have one density
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "base/json.hpp"
+#include "kernels/rotary.hpp"
 #include "model/config/identity.hpp"
 #include "moments/sample.hpp"
 #include "moments/sums.hpp"
@@ -48,6 +50,9 @@ struct LayerStatistics {
   /// False: keys keep their mean, because a shift of all scores changes what their softmax gives (sinks, soft caps).
   bool centred = true;
   std::vector<std::vector<float>> key_rows, value_rows;  // [KV head] (n, d), in native coordinates; empty: not kept
+  /// Where the coded cache stores keys before RoPE: how they are turned, and rows behind the sink, turned back.
+  std::optional<Rotary> rotary;
+  std::vector<std::vector<float>> keys_before_rope;  // [KV head] (n, d)
   std::vector<SampledSequence> sample;                   // for clip ratios
 };
 

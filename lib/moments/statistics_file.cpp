@@ -17,7 +17,7 @@ constexpr Moment kSums[] = {Moment::kQqt, Moment::kKtk, Moment::kVtv};
 constexpr const char* kParts[] = {"qqt.sums",     "qqt.total",  "ktk.sums",       "ktk.total",     "vtv.sums",
                                   "vtv.total",    "sst.sums",   "sst.total",      "keys.sums",     "keys.total",
                                   "fisher.query", "fisher.key", "fisher.key_sum", "fisher.weight", "fisher.value",
-                                  "cost.key",     "cost.value", "key.rows",       "value.rows"};
+                                  "cost.key",     "cost.value", "key.rows",       "value.rows",    "before_rope.rows"};
 constexpr const char* kSampleParts[] = {".q", ".k", ".v", ".positions"};
 constexpr char kTakeAgain[] = "take the statistics again";
 
@@ -32,6 +32,7 @@ Json to_json(const Statistics& statistics) {
                       {"value_dim", layer.value_dim},
                       {"first_data", layer.first_data}});
     if (!layer.centred) layers.back()["centred"] = false;
+    if (layer.rotary) layers.back()["rotary"] = oscar::to_json(*layer.rotary);
     if (layer.damage) layers.back()["damage"] = {{"key", layer.damage->key}, {"value", layer.damage->value}};
   }
   for (const CalibrationData& each : statistics.data) data.push_back(oscar::to_json(each));
@@ -55,7 +56,7 @@ Json to_json(const Statistics& statistics) {
   return json;
 }
 
-Statistics statistics_from_json(const Json& json) {
+Statistics statistics_from_json(const Json& json, const std::string& where) {
   Statistics out;
   out.model = model_identity_from_json(json["model"]);
   for (const Json& each : json["data"]) out.data.push_back(calibration_data_from_json(each));
@@ -66,6 +67,7 @@ Statistics statistics_from_json(const Json& json) {
     layer.key_dim = each["key_dim"].get<int>(), layer.value_dim = each["value_dim"].get<int>();
     layer.first_data = each["first_data"].get<std::vector<std::size_t>>();
     layer.centred = each.value("centred", true);
+    if (each.contains("rotary")) layer.rotary = rotary_from_json(each["rotary"], where);
     if (each.contains("damage")) layer.damage = ErrorDamage{each["damage"]["key"], each["damage"]["value"]};
   }
   if (json.contains("kv_heads")) {
@@ -133,6 +135,7 @@ void add_layer(const LayerStatistics& layer, Tensors& tensors) {
     tensors.emplace_back(prefix + "key.rows", tensor_of(layer.key_rows, layer.key_dim));
     tensors.emplace_back(prefix + "value.rows", tensor_of(layer.value_rows, layer.value_dim));
   }
+  if (layer.rotary) tensors.emplace_back(prefix + "before_rope.rows", tensor_of(layer.keys_before_rope, layer.key_dim));
   for (std::size_t i = 0; i < layer.sample.size(); ++i) {
     const SampledSequence& each = layer.sample[i];
     const std::string own = prefix + sample_of(i);
@@ -175,7 +178,7 @@ StatisticsFile::StatisticsFile(const std::filesystem::path& path) : path_(path.s
   }
   const Json manifest = parse_json(metadata.at("manifest"), path_);
   validate_json(manifest, kSchema, path_);
-  manifest_ = statistics_from_json(manifest);
+  manifest_ = statistics_from_json(manifest, path_);
   int last = -1;
   std::size_t listed = 0;
   for (const LayerStatistics& layer : manifest_.layers) {
@@ -225,6 +228,10 @@ LayerStatistics StatisticsFile::read(const LayerStatistics& layer) const {
     if (size_of(layer).rows * layer.value_dim != std::ssize(out.value_rows.front())) {
       refuse(prefix + "value.rows", "has another number of rows than key.rows");
     }
+  }
+  if (layer.rotary) {
+    if (layer.rotary->dim() != layer.key_dim) refuse(prefix + "rotary", "is of heads of another size");
+    out.keys_before_rope = rows(prefix + "before_rope.rows", heads, layer.key_dim);
   }
   out.sample = clip_sample(prefix, heads, layer);
   require_sums_of_rows(out, manifest_, path_);

@@ -13,8 +13,8 @@
 namespace oscar {
 namespace {
 
-/// Six of each side, and the mean of keys.
-constexpr std::size_t kTensorsOfLayer = 13;
+/// Six of each side, and the mean of keys; before RoPE the pairs of keys, too.
+std::size_t tensors_of(const CodedLayer& layer) { return layer.key.rotary ? 14 : 13; }
 
 using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
 
@@ -33,11 +33,55 @@ Tensor float_tensor(std::vector<std::int64_t> shape, const std::vector<double>& 
   return Tensor::from(std::move(shape), std::span<const float>(floats));
 }
 
+/// The pair whose channels each coordinate is of, (Hkv, d).
+std::vector<int> pairs_of(const CodedSide& side) {
+  const MatrixStack& write = side.transform.rotation;
+  const auto dim = static_cast<std::size_t>(write.dim);
+  std::vector<int> pairs;
+  for (int head = 0; head < write.count; ++head) {
+    for (std::size_t c = 0; c < dim; ++c) {
+      std::size_t p = 0;
+      const auto entry = [&](std::size_t i) {
+        return write[head][static_cast<std::size_t>(side.rotary->pairs[2 * p + i]) * dim + c];
+      };
+      while (p + 1 < dim / 2 && entry(0) == 0 && entry(1) == 0) ++p;
+      pairs.push_back(static_cast<int>(p));
+    }
+  }
+  return pairs;
+}
+
+/// Visits the entries that block-diagonal matrices may have: f(place in (Hkv, d, 2), place in the stack).
+template <class F>
+void for_each_entry(int dim, std::span<const int> pairs, std::span<const int> channels, const F& f) {
+  const auto width = static_cast<std::size_t>(dim);
+  for (std::size_t at = 0; at < pairs.size(); ++at) {
+    const std::size_t head = at / width, column = at % width;
+    for (std::size_t i = 0; i < 2; ++i) {
+      const auto row = static_cast<std::size_t>(channels[2 * static_cast<std::size_t>(pairs[at]) + i]);
+      f(2 * at + i, (head * width + row) * width + column);
+    }
+  }
+}
+
+std::vector<double> of_pairs(const MatrixStack& stack, std::span<const int> pairs, std::span<const int> channels) {
+  std::vector<double> entries(2 * pairs.size());
+  for_each_entry(stack.dim, pairs, channels, [&](std::size_t to, std::size_t from) { entries[to] = stack.data[from]; });
+  return entries;
+}
+
 void add_side(const std::string& prefix, const CodedSide& side, bool has_mean, NamedTensors& tensors) {
   const std::int64_t heads = side.transform.rotation.count, dim = side.transform.rotation.dim;
   const auto add = [&](const char* name, Tensor tensor) { tensors.emplace_back(prefix + name, std::move(tensor)); };
-  add("write", float_tensor({heads, dim, dim}, side.transform.rotation.data));
-  add("read", float_tensor({heads, dim, dim}, side.transform.read_rotation.data));
+  if (side.rotary) {
+    const std::vector<int> pairs = pairs_of(side);
+    add("pair", Tensor::from({heads, dim}, std::span<const std::int32_t>(pairs)));
+    add("write", float_tensor({heads, dim, 2}, of_pairs(side.transform.rotation, pairs, side.rotary->pairs)));
+    add("read", float_tensor({heads, dim, 2}, of_pairs(side.transform.read_rotation, pairs, side.rotary->pairs)));
+  } else {
+    add("write", float_tensor({heads, dim, dim}, side.transform.rotation.data));
+    add("read", float_tensor({heads, dim, dim}, side.transform.read_rotation.data));
+  }
   if (has_mean) {
     std::vector<double> mean = side.transform.mean;
     mean.resize(static_cast<std::size_t>(heads * dim));  // zeros, where keys are not centred
@@ -57,13 +101,15 @@ class SideReader {
   SideReader(const SafetensorsFile& file, std::string prefix, const std::string& where)
       : file_(file), prefix_(std::move(prefix)), where_(where) {}
 
-  [[nodiscard]] CodedSide read(bool has_mean) {
+  [[nodiscard]] CodedSide read(bool has_mean, std::optional<Rotary> rotary) {
     const TensorRef& write = file_.at(prefix_ + "write");
-    if (write.shape.size() != 3 || write.shape[1] != write.shape[2] || write.shape[0] < 1) refuse("write", write.shape);
+    const std::int64_t width = rotary ? 2 : write.shape.size() == 3 ? write.shape[1] : 0;
+    if (write.shape.size() != 3 || write.shape[2] != width || write.shape[0] < 1) refuse("write", write.shape);
     heads_ = write.shape[0], dim_ = write.shape[1];
     CodedSide side;
-    side.transform.rotation = matrices("write");
-    side.transform.read_rotation = matrices("read");
+    side.rotary = std::move(rotary);
+    side.transform.rotation = side.rotary ? of_pairs("write", *side.rotary) : matrices("write");
+    side.transform.read_rotation = side.rotary ? of_pairs("read", *side.rotary) : matrices("read");
     if (has_mean) side.transform.mean = floats("mean", {heads_, dim_});
     if (std::ranges::all_of(side.transform.mean, [](double x) { return x == 0; })) side.transform.mean.clear();
     side.lambda = floats("lambda", {heads_, dim_});
@@ -113,6 +159,27 @@ class SideReader {
     return stack;
   }
 
+  /// The matrices whose entries are stored by pair.
+  [[nodiscard]] MatrixStack of_pairs(const std::string& name, const Rotary& rotary) const {
+    std::vector<int> pairs, times(static_cast<std::size_t>(heads_ * dim_ / 2));
+    bool fits = rotary.dim() == dim_;
+    for (const double p : values("pair", {heads_, dim_}, DType::kI32)) {
+      fits = fits && p >= 0 && p < static_cast<double>(dim_) / 2;
+      if (fits) ++times[pairs.size() / static_cast<std::size_t>(dim_) * times.size() / static_cast<std::size_t>(heads_) +
+                        static_cast<std::size_t>(p)];
+      pairs.push_back(static_cast<int>(p));
+    }
+    if (!fits || std::ranges::any_of(times, [](int n) { return n != 2; })) {
+      throw DataError("the tensor " + prefix_ + "pair does not give every pair of channels two coordinates", where_,
+                      "fit the set again");
+    }
+    const std::vector<double> entries = floats(name, {heads_, dim_, 2});
+    MatrixStack stack(static_cast<int>(heads_), static_cast<int>(dim_));
+    for_each_entry(stack.dim, pairs, rotary.pairs,
+                   [&](std::size_t from, std::size_t to) { stack.data[to] = entries[from]; });
+    return stack;
+  }
+
   const SafetensorsFile& file_;
   std::string prefix_;
   const std::string& where_;
@@ -122,6 +189,10 @@ class SideReader {
 std::string prefix_of(int layer_id, const char* side) { return fmt::format("layers.{}.{}.", layer_id, side); }
 
 }  // namespace
+
+bool stores_before_rope(const CodedPart& part) {
+  return std::ranges::any_of(part.layers, [](const CodedLayer& layer) { return layer.key.rotary.has_value(); });
+}
 
 double bits_of(const CodedSide& side) {
   double bytes = 0;
@@ -156,13 +227,15 @@ void fill_from_coded_file(const std::filesystem::path& path, CodedPart& part) {
   for (CodedLayer& layer : part.layers) {
     const auto read = [&](const char* name, CodedSide& side, bool has_mean) {
       const double damage = side.damage;
-      side = SideReader(file, prefix_of(layer.layer_id, name), where).read(has_mean);
+      side = SideReader(file, prefix_of(layer.layer_id, name), where).read(has_mean, side.rotary);
       side.damage = damage;
     };
     read("key", layer.key, true);
     read("value", layer.value, false);
   }
-  if (file.tensors().size() == part.layers.size() * kTensorsOfLayer) return;
+  std::size_t known = 0;
+  for (const CodedLayer& layer : part.layers) known += tensors_of(layer);
+  if (file.tensors().size() == known) return;
   throw DataError("the file has tensors beside those of the layers in the manifest", where, "fit the set again");
 }
 

@@ -5,15 +5,23 @@
 //   layers.N.SIDE.write   (Hkv, d, d) float32: y = (x - mean) write
 //   layers.N.SIDE.read    (Hkv, d, d) float32: q read, or o = o' read^T
 //   layers.N.key.mean     (Hkv, d) float32; zeros: keys are not centred
+// and of keys that are stored before RoPE, whose coordinates are of one pair of channels each, in the place of those
+// matrices
+//   layers.N.key.pair     (Hkv, d) int32: the pair (kernels/rotary.hpp) of coordinate c; each pair has two
+//   layers.N.key.write    (Hkv, d, 2) float32: y_c = (x_i - mean_i) write_c0 + (x_j - mean_j) write_c1, pair (i, j)
+//   layers.N.key.read     (Hkv, d, 2) float32: x_i = mean_i + the sum of y_c read_c0 over both, and x_j of read_c1
+// How pairs turn says the manifest.
 //   layers.N.SIDE.levels  (Hkv, d) int32; .step, .sigma (Hkv, d) float32
 //   layers.N.SIDE.lambda  (Hkv, d) float32: variances, for reports
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/json.hpp"
+#include "kernels/rotary.hpp"
 #include "kernels/types.hpp"
 #include "model/config/identity.hpp"
 
@@ -25,6 +33,9 @@ struct CodedSide {
   Transform transform;
   std::vector<CodedFormat> formats;  // of the KV heads
   std::vector<double> lambda;        // (Hkv, d): variances in the order of channels, before equal levels are mixed
+  /// Keys are stored as they were before RoPE, y = (x R(-j) - mean) write at position j, and readers turn what they
+  /// decode, x = (y read^T + mean) R(j). Both matrices are block diagonal over pairs. Else nothing.
+  std::optional<Rotary> rotary = {};
   double damage = 0;                 // what its errors are expected to cost: of a model, nats of KL a token
 };
 
@@ -50,6 +61,8 @@ struct CodedPart {
   Json recipe = Json::object();
 };
 
+/// Whether keys of any layer are stored before RoPE.
+[[nodiscard]] bool stores_before_rope(const CodedPart& part);
 /// Bits of one stored value of one side, scale bytes counted: the mean over its heads.
 [[nodiscard]] double bits_of(const CodedSide& side);
 /// The mean over layers and sides, weighed by their channels.

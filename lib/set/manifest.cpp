@@ -66,14 +66,22 @@ Json part_to_json(const RotationPart& part) {
 
 Json part_to_json(const CodedPart& part) {
   Json layers = Json::array();
+  std::vector<Rotary> turns;  // most layers turn alike
   for (const CodedLayer& layer : part.layers) {
     layers.push_back({{"layer_id", layer.layer_id},
                       {"head_dim", layer.key.transform.rotation.dim},
                       {"value_dim", layer.value.transform.rotation.dim},
                       {"key", side_to_json(layer.key)},
                       {"value", side_to_json(layer.value)}});
+    if (!layer.key.rotary) continue;
+    const auto found = std::ranges::find(turns, *layer.key.rotary);
+    layers.back()["key"]["rotary"] = found - turns.begin();
+    if (found == turns.end()) turns.push_back(*layer.key.rotary);
   }
+  Json rotary = Json::array();
+  for (const Rotary& each : turns) rotary.push_back(to_json(each));
   return {{"recipe", part.recipe},
+          {"rotary", std::move(rotary)},
           {"codec", {{"name", "coded"}, {"bits", part.bits}, {"bits_taken", bits_of(part)}, {"scope", part.scope}}},
           {"layers", std::move(layers)}};
 }
@@ -98,7 +106,7 @@ RotationPart rotations_from_json(const Json& json, const std::string& where) {
   return part;
 }
 
-CodedPart coded_from_json(const Json& json) {
+CodedPart coded_from_json(const Json& json, const std::string& where) {
   CodedPart part;
   part.recipe = json["recipe"];
   part.bits = json["codec"]["bits"];
@@ -106,6 +114,14 @@ CodedPart coded_from_json(const Json& json) {
   for (const Json& layer : json["layers"]) {
     CodedLayer& added = part.layers.emplace_back();
     added.layer_id = layer["layer_id"];
+    if (layer["key"].contains("rotary")) {
+      const auto turn = layer["key"]["rotary"].get<std::size_t>();
+      if (turn >= json["rotary"].size()) {
+        throw DataError("layer " + std::to_string(added.layer_id) + " turns keys in a way that is not listed", where,
+                        "fit the set again");
+      }
+      added.key.rotary = rotary_from_json(json["rotary"][turn], where);
+    }
     added.key.damage = layer["key"]["damage"], added.value.damage = layer["value"]["damage"];
   }
   return part;
@@ -189,7 +205,7 @@ Set set_from_manifest(const Json& manifest, const std::string& where) {
   };
   for (const auto& [name, json] : manifest["parts"].items()) {
     if (name == kCodedName) {
-      set.coded = add_common(coded_from_json(json));
+      set.coded = add_common(coded_from_json(json, where));
       continue;
     }
     RotationPart& part = set.rotations[name] = add_common(rotations_from_json(json, where));

@@ -62,7 +62,7 @@ const std::vector<Reader>& readers() {
                       .lloyd_max_of_groups = true};
     std::vector<Reader> all{ours, ours, ours, {.lloyd_max = true}, {}};
     all[0].name = "vllm", all[1].name = "transformers", all[2].name = "sglang", all[3].name = "sglang-v1";
-    all[4].name = "llamacpp";
+    all[4].name = "llamacpp", all[1].before_rope = true;
     all[2].coded = all[2].value_clips = all[2].lloyd_max_of_groups = false;
     return all;
   }();
@@ -101,7 +101,7 @@ std::string beyond_reader(const Reader& reader, const RotationPart& rotations) {
 }
 
 std::string part_of_reader(const Set& set, const Reader& reader) {
-  if (reader.coded && set.coded) return kCodedName;
+  if (set.coded && reader.coded && (reader.before_rope || !stores_before_rope(*set.coded))) return kCodedName;
   for (const char* const name : {kWithMeansName, kRotationsName}) {
     const auto part = set.rotations.find(name);
     if (part != set.rotations.end() && beyond_reader(reader, part->second).empty()) return name;

@@ -60,6 +60,7 @@ struct Set {
 struct Reader {
   std::string name;
   bool coded = false;                           // the coded cache
+  bool before_rope = false;                     // of that, keys before RoPE
   bool linear = false;                          // a read side that is not the inverse of a rotation
   bool per_head = false;                        // one matrix per KV head
   bool mean = false;                            // a mean key

@@ -26,11 +26,12 @@ std::vector<KvMethod> methods_beside(std::vector<KvMethod> parts, const VerifyOp
   for (const auto& [id, layer] : parts.front().layers) {
     shapes.push_back({id, layer.head_dim, std::max(layer.num_kv_heads, model.num_key_value_heads), layer.value_dim});
   }
-  const auto rope = model.rope_theta > 0 ? std::optional(Rope{model.rope_theta, 0}) : std::nullopt;
+  const auto rotary =
+      model.rope_theta > 0 ? std::optional(plain_rotary(model.rope_theta, shapes.front().head_dim)) : std::nullopt;
   std::vector<KvMethod> methods;
   for (const std::string& name : names_of(options.compare)) {
     const Windows windows = options.own_windows ? peer_named(name).windows : parts.front().windows;
-    methods.push_back(make_baseline(name, shapes, windows, group_size, rope));
+    methods.push_back(make_baseline(name, shapes, windows, group_size, rotary));
   }
   std::ranges::move(parts, std::back_inserter(methods));
   return methods;

@@ -91,7 +91,7 @@ bool is_of_other_model(const ModelIdentity& own, const Expectation& expected, co
 void warn_of_missing_rope(VerifyReport& report, const std::vector<KvMethod>& methods) {
   std::string names;
   for (const KvMethod& method : methods) {
-    if (!method.before_rope || method.rope) continue;
+    if (!method.before_rope || method.rotary) continue;
     names += (names.empty() ? "" : ", ") + method.name;
   }
   if (names.empty()) return;

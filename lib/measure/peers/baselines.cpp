@@ -85,12 +85,12 @@ MatrixStack hadamard_baseline_matrix(int dim) {
 }
 
 KvMethod make_baseline(const std::string& name, const std::vector<LayerShape>& layers, Windows windows, int group_size,
-                       std::optional<Rope> rope) {
+                       std::optional<Rotary> rotary) {
   const Peer& peer = peer_named(name);
   KvMethod method{name, name == "bf16" ? MethodKind::kExact : MethodKind::kBaseline, windows, {}};
   method.description = peer.description;
   method.before_rope = peer.before_rope;
-  method.rope = rope;
+  method.rotary = std::move(rotary);
   const bool decodes_histories = peer.key.reconstruct != nullptr;
   const auto key = std::make_shared<const SideMethod>(peer.key), value = std::make_shared<const SideMethod>(peer.value);
   Rotations rotations;

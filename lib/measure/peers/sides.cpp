@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "measure/peers/sides.hpp"
 
-#include <cmath>
-
 namespace oscar::methods {
 
 double groups_per_element(int size, int group) {
@@ -32,37 +30,16 @@ SideMethod rotated(SideMethod side, int order) {
           std::move(side.bits)};
 }
 
-void apply_rope(const History& history, const Rope& rope, bool back) {
-  const Matrix tokens = by_token(history);
-  const auto dim = static_cast<std::size_t>(history.dim);
-  const std::size_t half = static_cast<std::size_t>(rope.dims == 0 ? history.dim : rope.dims) / 2;
-  std::vector<double> frequency(half);
-  for (std::size_t j = 0; j < half; ++j) {
-    frequency[j] = std::pow(rope.theta, -static_cast<double>(j) / static_cast<double>(half));
-  }
-  parallel_for(tokens.rows, [&](std::size_t t) {
-    const double position = static_cast<double>(history.first_position) + static_cast<double>(t);
-    for (std::size_t j = 0; j < half; ++j) {
-      const auto c = static_cast<float>(std::cos(position * frequency[j]));
-      const auto sine = static_cast<float>(std::sin(position * frequency[j]));
-      const float s = back ? -sine : sine;
-      for (std::size_t head = 0; head < tokens.cols; head += dim) {
-        float& x = tokens.at(t, head + j);
-        float& y = tokens.at(t, head + j + half);
-        const float turned = x * c - y * s;
-        y = y * c + x * s;
-        x = turned;
-      }
-    }
-  });
-}
-
 SideMethod before_rope(SideMethod side) {
   return {[inner = std::move(side.reconstruct)](const History& history) {
-            const auto& rope = history.context.rope;
-            if (rope) apply_rope(history, *rope, true);
+            const auto turned = [&](Turn direction) {
+              if (history.context.rotary) {
+                turn(*history.context.rotary, direction, history.rows, history.heads, history.first_position);
+              }
+            };
+            turned(Turn::kBack);
             inner(history);
-            if (rope) apply_rope(history, *rope, false);
+            turned(Turn::kForth);
           },
           std::move(side.bits)};
 }

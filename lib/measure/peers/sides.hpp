@@ -40,10 +40,8 @@ template <class Quantizer>
 /// back.
 [[nodiscard]] SideMethod rotated(SideMethod side, int order = 0);
 
-/// Turns every row by its position, or back.
-void apply_rope(const History& history, const Rope& rope, bool back);
-/// `side` on keys as they were before RoPE; the result is embedded again. Without rope information: on keys as they
-/// are.
+/// `side` on keys as they were before RoPE; the result is turned again. Where nothing tells how keys turn, on keys as
+/// they are.
 [[nodiscard]] SideMethod before_rope(SideMethod side);
 
 }  // namespace oscar::methods

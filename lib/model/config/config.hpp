@@ -31,9 +31,15 @@ struct RopeSpec {
   std::vector<double> short_factors, long_factors;  // longrope, dim / 2 each
   double rotated_share = 1;                         // proportional: of the frequencies; the others are 0
 
+  std::string irregular;  // why keys turn by more than their place in the text; empty: they do not
+
   /// Plain RoPE over whole heads of this size.
   [[nodiscard]] bool plain(int head_dim) const { return type == "default" && dim == head_dim && !interleaved; }
 };
+
+/// Returns theta^(-2 i / dim) and what the variant makes of it, in radians a position, (dim / 2). Powers in fp32, as
+/// models are trained. end: of a text that begins at 0, which some variants depend on.
+[[nodiscard]] std::vector<float> inverse_frequencies(const RopeSpec& spec, std::int64_t end);
 
 enum class MixerKind { kAttention, kLatentAttention, kGatedDelta };
 enum class HeadNorm { kNone, kPerHead, kAllHeads };

@@ -238,6 +238,8 @@ RopeSpec read_rope(const ConfigFile& file, const std::string& layer_type, int he
   rope.type = rope_type(in);
   if (rope.type == "su") rope.type = "longrope";    // its first name
   if (rope.type == "mrope") rope.type = "default";  // axes of images; on text all are equal
+  if (rope_type(in) == "mrope" || in.has("mrope_section")) rope.irregular = "tokens of images have other positions";
+  if (rope.type == "dynamic" && !in.has("alpha")) rope.irregular = "frequencies change with the length (dynamic NTK)";
   rope.theta = in.positive("rope_theta", theta);
   if (!sliding_theta && rope.theta != theta && theta != file.class_value("rope_theta")) {
     file.notice(

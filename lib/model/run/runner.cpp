@@ -17,6 +17,26 @@ std::unique_ptr<Decoder> make_decoder(const ModelConfig& config, const WeightSto
   return std::unique_ptr<Decoder>(factory(config, weights, options));
 }
 
+std::optional<Rotary> rotary_of(const MixerSpec& mixer) {
+  const RopeSpec& rope = mixer.rope;
+  if (rope.dim == 0) return std::nullopt;
+  Rotary rotary;
+  rotary.pairs = rotary_pairs(mixer.head_dim, rope.dim, rope.interleaved && !rope.split_pairs);
+  rotary.frequency = inverse_frequencies(rope, 0);
+  if (rope.type == "longrope") {
+    rotary.near_context = static_cast<std::int64_t>(rope.original_context);
+    rotary.far_frequency = inverse_frequencies(rope, rotary.near_context + 1);
+  }
+  for (std::vector<float>* each : {&rotary.frequency, &rotary.far_frequency}) {
+    if (!each->empty()) each->resize(static_cast<std::size_t>(mixer.head_dim / 2));  // the others do not turn
+  }
+  return rotary;
+}
+
+std::string why_not_before_rope(const MixerSpec& mixer) {
+  return mixer.rope.dim > 0 && mixer.norm_after_rope ? "keys are normed behind RoPE" : mixer.rope.irregular;
+}
+
 namespace {
 
 class Runner : public ModelRunner {

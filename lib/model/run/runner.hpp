@@ -9,10 +9,12 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "base/status.hpp"
+#include "kernels/rotary.hpp"
 #include "kernels/types.hpp"
 #include "model/config/config.hpp"
 #include "model/run/decoder.hpp"
@@ -136,6 +138,11 @@ class ModelRunner {
 /// Calls `hook` with the logits of each sequence, which has `sequences[i].size()` tokens.
 void for_each_logits(const FinalStates& states, std::span<const TokenSequence> sequences, int vocab_size,
                      const LogitsHook& hook, const LastLogits& last = {});
+
+/// Returns how the keys of a layer turn by their positions; nothing if they do not.
+[[nodiscard]] std::optional<Rotary> rotary_of(const MixerSpec& mixer);
+/// Returns why keys of this layer cannot be stored as they were before RoPE; empty if they can, or have none.
+[[nodiscard]] std::string why_not_before_rope(const MixerSpec& mixer);
 
 /// Opens a Hugging Face checkpoint folder (config.json, *.safetensors with or without an index) or a GGUF file. Throws
 /// DataError, and what make_decoder() throws (decoder.hpp).

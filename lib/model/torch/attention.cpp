@@ -7,9 +7,9 @@
 #include <ATen/ops/cos.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/floor.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/log1p.h>
 #include <ATen/ops/matmul.h>
-#include <ATen/ops/pow.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/sin.h>
@@ -20,8 +20,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numbers>
-#include <span>
+#include <vector>
 
 #include "model/config/config.hpp"
 #include "model/torch/layer_math.hpp"
@@ -64,61 +63,15 @@ at::Tensor ScoreBlock::shares(const at::Tensor& sinks) const {
 
 namespace {
 
-/// Slow frequencies are divided by the factor, fast ones kept, those between mixed.
-void scale_llama3(const RopeSpec& spec, std::span<float> frequencies) {
-  const double low = spec.original_context / spec.low_frequency_factor;
-  const double high = spec.original_context / spec.high_frequency_factor;
-  for (float& frequency : frequencies) {
-    const double wavelength = 2 * std::numbers::pi / frequency;
-    if (wavelength < high) continue;
-    const double kept = wavelength > low ? 0
-                                         : (spec.original_context / wavelength - spec.low_frequency_factor) /
-                                               (spec.high_frequency_factor - spec.low_frequency_factor);
-    frequency = static_cast<float>((1 - kept) * frequency / spec.factor + kept * frequency);
-  }
-}
-
-/// The same with a ramp over the channels, between those that turn beta_fast and beta_slow times in the context.
-void scale_yarn(const RopeSpec& spec, std::span<float> frequencies) {
-  const auto channel = [&](double turns) {
-    return spec.dim * std::log(spec.original_context / (turns * 2 * std::numbers::pi)) / (2 * std::log(spec.theta));
-  };
-  double low = channel(spec.beta_fast), high = channel(spec.beta_slow);
-  if (spec.truncate) low = std::floor(low), high = std::ceil(high);
-  low = std::max(low, 0.0), high = std::min(high, spec.dim - 1.0);
-  if (low == high) high += 0.001;
-  for (std::size_t i = 0; i < frequencies.size(); ++i) {
-    const double kept = 1 - std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
-    frequencies[i] = static_cast<float>(frequencies[i] / spec.factor * (1 - kept) + frequencies[i] * kept);
-  }
-}
-
-/// theta^(-2i/d) and what the variant makes of it, (dim / 2). Powers in fp32, as models are trained.
-at::Tensor inverse_frequencies(const RopeSpec& spec, std::int64_t end) {
-  const at::Tensor exponents = at::arange(0, spec.dim, 2, at::kFloat) / spec.dim;
-  const at::Tensor inverse = at::pow(at::Scalar(spec.theta), exponents).reciprocal();
-  const std::span<float> values(inverse.data_ptr<float>(), static_cast<std::size_t>(inverse.numel()));
-  if (spec.type == "llama3") scale_llama3(spec, values);
-  if (spec.type == "yarn") scale_yarn(spec, values);
-  if (spec.type == "longrope") {
-    const std::vector<double>& factors =
-        static_cast<double>(end) > spec.original_context ? spec.long_factors : spec.short_factors;
-    for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(values[i] / factors[i]);
-  }
-  if (spec.type == "proportional") {
-    const auto rotated = static_cast<std::size_t>(spec.rotated_share * spec.dim / 2);
-    std::fill(values.begin() + static_cast<std::ptrdiff_t>(std::min(rotated, values.size())), values.end(), 0.0F);
-  }
-  if (spec.type == "linear" || spec.type == "proportional") return inverse / spec.factor;
-  return inverse;
-}
-
 /// Rotary embeddings of positions [first, end): some variants depend on `end`, as if the text had begun at 0.
 class RotaryEmbedding {
  public:
   RotaryEmbedding(const RopeSpec& spec, std::int64_t first, std::int64_t end, c10::Device device) : spec_(spec) {
     const at::Tensor positions = at::arange(first, end, at::TensorOptions(at::kFloat).device(device));
-    const at::Tensor angles = (positions.unsqueeze(-1) * inverse_frequencies(spec, end).to(device)).unsqueeze(1);
+    std::vector<float> frequencies = inverse_frequencies(spec, end);
+    const at::Tensor inverse =
+        at::from_blob(frequencies.data(), {static_cast<std::int64_t>(frequencies.size())}, at::kFloat).to(device);
+    const at::Tensor angles = (positions.unsqueeze(-1) * inverse).unsqueeze(1);
     cosine_ = angles.cos() * spec.attention_factor;
     sine_ = angles.sin() * spec.attention_factor;
   }

@@ -16,7 +16,7 @@
 namespace oscar {
 namespace {
 
-constexpr std::uint64_t kPieceBytes = std::uint64_t{4} << 20;  // of what is decoded at a time
+constexpr std::uint64_t kDecodedBytes = std::uint64_t{4} << 20;  // of what is decoded at a time
 constexpr std::uint32_t kF32 = 0, kF16 = 1, kBF16 = 30;        // ggml's numbers
 
 bool stays_as_stored(std::uint32_t type) { return type == kF32 || type == kF16 || type == kBF16; }
@@ -195,8 +195,8 @@ void GgufCheckpoint::read(std::span<const Part> parts) const {
 
 void GgufCheckpoint::read(std::span<const std::byte> bytes, std::byte* to) const {
   const StopScope scope(stop_);
-  for (std::uint64_t begin = 0; begin < bytes.size(); begin += kPieceBytes) {
-    read_here(bytes.subspan(begin, std::min(kPieceBytes, bytes.size() - begin)), to + begin);
+  for (std::uint64_t begin = 0; begin < bytes.size(); begin += kDecodedBytes) {
+    read_here(bytes.subspan(begin, std::min(kDecodedBytes, bytes.size() - begin)), to + begin);
   }
 }
 

@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
 
 #include "base/errors.hpp"
+#include "dump/keys_before_rope.hpp"
 #include "moments/take.hpp"
 #include "verify/structure/objective.hpp"
 
@@ -74,11 +76,14 @@ CodedMoments coded_moments_of(int layer_id, LayerStream& layer, const CodedPart&
                               Backend& backend) {
   const auto own = std::ranges::find(part.layers, layer_id, &CodedLayer::layer_id);
   // A fit to a model spreads its texts over positions, so that its rows are not those of the tokens alone.
-  const bool comparable = same_tokens && !part.recipe.contains("context") && own != part.layers.end();
+  const bool known = own != part.layers.end(), before_rope = known && own->key.rotary;
+  const bool comparable = known && same_tokens && !part.recipe.contains("context") && !before_rope;
   SumsWanted wanted{
       .moments = {Moment::kKeys, Moment::kKtk, Moment::kVtv}, .windows = part.windows, .value_reads = true};
   if (comparable) wanted.moments.insert(Moment::kFisher);
-  const AdditiveMoments sums = take(layer, wanted, backend);
+  std::optional<KeysBeforeRope> turned_back;
+  if (before_rope) turned_back.emplace(layer, *own->key.rotary);
+  const AdditiveMoments sums = take(before_rope ? *turned_back : layer, wanted, backend);
   const MomentSums& values = sums.sums.at(Moment::kVtv);
   CodedMoments found{.layer_id = layer_id};
   found.key = sums.sums.at(Moment::kKtk).mean(), found.value = values.mean();
