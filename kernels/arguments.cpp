@@ -105,7 +105,7 @@ CodecChoice choose_codecs(std::span<const HistoryCodecs> candidates, std::option
 }
 
 void check_sequence(const SequenceInput& input) {
-  const auto& [q, k, v] = input.qkv;
+  const HeadsView &q = input.qkv.q, &k = input.qkv.k, &v = input.qkv.v;
   OSCAR_CHECK(k.num_tokens == v.num_tokens && k.num_heads == v.num_heads && k.num_heads > 0);
   OSCAR_CHECK(q.num_heads % k.num_heads == 0 && q.head_dim == k.head_dim);
   check_positions(resolve_positions(input.query_positions, q.num_tokens), q.num_tokens, k.num_tokens);

@@ -23,8 +23,11 @@ struct SequenceRange {
 /// Q, K and V of the same tokens of one layer, post-RoPE. q.num_heads is a multiple of k.num_heads = v.num_heads.
 struct QkvView {
   HeadsView q, k, v;
+  /// The same queries and keys before RoPE, where somebody made them; else without data.
+  HeadsView base_q = {}, base_k = {};
   [[nodiscard]] QkvView tokens(SequenceRange range) const {
-    return {q.tokens(range.begin, range.end), k.tokens(range.begin, range.end), v.tokens(range.begin, range.end)};
+    const auto of = [&](const HeadsView& x) { return x.data == nullptr ? x : x.tokens(range.begin, range.end); };
+    return {of(q), of(k), of(v), of(base_q), of(base_k)};
   }
 };
 
@@ -141,6 +144,9 @@ struct FisherSums {
   /// (Hkv, d_v, d_v): sum_j (sum_i p_ij^2) v_j^T v_j, what an error of a value is multiplied by; without matrices it is
   /// not taken.
   MatrixStack value;
+  /// query, key and key_sum of QkvView::base_q and base_k, weighted likewise; without matrices they are not taken.
+  MatrixStack base_query, base_key;
+  std::vector<double> base_key_sum;
 
   FisherSums() = default;
   FisherSums(int num_kv_heads, int head_dim)
@@ -148,6 +154,9 @@ struct FisherSums {
         key(num_kv_heads, head_dim),
         key_sum(static_cast<std::size_t>(num_kv_heads) * static_cast<std::size_t>(head_dim)),
         weight(static_cast<std::size_t>(num_kv_heads)) {}
+
+  /// Asks for the sums before RoPE, too.
+  void take_base() { base_query = base_key = MatrixStack(key.count, key.dim), base_key_sum.resize(key_sum.size()); }
 };
 
 /// log(1e-300): probabilities below it count as 1e-300 in a divergence.

@@ -135,6 +135,7 @@ namespace {
 /// What one block of queries adds.
 struct BlockSums {
   std::vector<double> query_upper;    // (d, d)
+  std::vector<double> base_upper;     // (d, d), of queries before RoPE; empty: not taken
   std::vector<double> key_weights;    // sum of p (1 - p), of the keys up to its last query
   std::vector<double> value_weights;  // sum of p^2, of the same
 };
@@ -143,13 +144,14 @@ void scale_rows(std::vector<double>& rows, std::span<const double> weights, int 
   for (std::size_t i = 0; i < rows.size(); ++i) rows[i] *= std::sqrt(weights[i / static_cast<std::size_t>(dim)]);
 }
 
-BlockSums sums_of(const QkvView& qkv, const CausalBlock& block, Windows windows) {
+BlockSums sums_of(const QkvView& qkv, const CausalBlock& block, Windows windows, bool base) {
   const int d = qkv.q.head_dim, head = block.query_head / (qkv.q.num_heads / qkv.k.num_heads);
   const std::int64_t keys = block.keys();
   std::vector<double> q = rows_of(qkv.q, block.sequence.begin + block.first_query, block.queries, block.query_head);
   thread_local std::vector<double> p;
   causal_probabilities(block, q, rows_of(qkv.k, block.sequence.begin, keys, head), d, p);
   BlockSums sums{std::vector<double>(static_cast<std::size_t>(d) * d),
+                 {},
                  std::vector<double>(static_cast<std::size_t>(keys)),
                  std::vector<double>(static_cast<std::size_t>(keys))};
   // A query behind its first history key finds one more than the query before.
@@ -166,6 +168,11 @@ BlockSums sums_of(const QkvView& qkv, const CausalBlock& block, Windows windows)
   }
   scale_rows(q, query_weights, d);
   add_gram_upper(q.data(), block.queries, d, sums.query_upper.data());
+  if (!base) return sums;
+  q = rows_of(qkv.base_q, block.sequence.begin + block.first_query, block.queries, block.query_head);
+  scale_rows(q, query_weights, d);
+  sums.base_upper.resize(sums.query_upper.size());
+  add_gram_upper(q.data(), block.queries, d, sums.base_upper.data());
   return sums;
 }
 
@@ -177,14 +184,14 @@ void add_weighted_gram(std::vector<double> rows, std::span<const double> weights
   add_symmetric(upper, gram, dim);
 }
 
-/// The keys of one sequence and KV head, once their weights are complete.
-void add_keys(const HeadsView& k, SequenceRange sequence, int head, std::span<const double> weights, FisherSums& sums) {
+/// The keys of one sequence and KV head, once their weights are complete. sums: (Hkv, d).
+void add_keys(const HeadsView& k, SequenceRange sequence, int head, std::span<const double> weights,
+              std::span<double> sums, std::span<double> gram) {
   const auto d = static_cast<std::size_t>(k.head_dim);
   std::vector<double> rows = rows_of(k, sequence.begin, sequence.size(), head);
-  const auto total = std::span(sums.key_sum).subspan(static_cast<std::size_t>(head) * d, d);
+  const auto total = sums.subspan(static_cast<std::size_t>(head) * d, d);
   for (std::size_t i = 0; i < rows.size(); ++i) total[i % d] += weights[i / d] * rows[i];
-  for (const double weight : weights) sums.weight[static_cast<std::size_t>(head)] += weight;
-  add_weighted_gram(std::move(rows), weights, k.head_dim, sums.key[head]);
+  add_weighted_gram(std::move(rows), weights, k.head_dim, gram);
 }
 
 void add_to(std::span<double> total, std::span<const double> part) {
@@ -198,7 +205,8 @@ void accumulate_fisher_sums(const QkvView& qkv, std::span<const SequenceRange> s
   const int heads = qkv.k.num_heads, g = qkv.q.num_heads / heads, d = qkv.k.head_dim;
   OSCAR_CHECK(sums.query.dim == d && sums.query.count == heads &&
               sums.weight.size() == static_cast<std::size_t>(heads));
-  const bool values = sums.value.count > 0;
+  const bool values = sums.value.count > 0, base = sums.base_key.count > 0;
+  OSCAR_CHECK(!base || (qkv.base_q.num_heads == qkv.q.num_heads && qkv.base_k.num_heads == heads));
   OSCAR_CHECK(!values || (sums.value.count == heads && sums.value.dim == qkv.v.head_dim));
   for (const SequenceRange& sequence : sequences) {
     const std::vector<CausalBlock> blocks = causal_blocks({&sequence, 1}, qkv.q.num_heads);
@@ -207,17 +215,20 @@ void accumulate_fisher_sums(const QkvView& qkv, std::span<const SequenceRange> s
     std::vector<std::vector<double>> value_weights = key_weights;
     for (std::size_t first = 0; first < blocks.size(); first += kBlocksPerWave) {
       std::vector<BlockSums> found(std::min(kBlocksPerWave, blocks.size() - first));
-      parallel_for(found.size(), [&](std::size_t i) { found[i] = sums_of(qkv, blocks[first + i], windows); });
+      parallel_for(found.size(), [&](std::size_t i) { found[i] = sums_of(qkv, blocks[first + i], windows, base); });
       for (std::size_t i = 0; i < found.size(); ++i) {
         const int head = blocks[first + i].query_head / g;
         add_symmetric(found[i].query_upper, sums.query[head], d);
+        if (base) add_symmetric(found[i].base_upper, sums.base_query[head], d);
         add_to(key_weights[static_cast<std::size_t>(head)], found[i].key_weights);
         add_to(value_weights[static_cast<std::size_t>(head)], found[i].value_weights);
       }
     }
     parallel_for(static_cast<std::size_t>(heads), [&](std::size_t i) {
       const auto head = static_cast<int>(i);
-      add_keys(qkv.k, sequence, head, key_weights[i], sums);
+      for (const double weight : key_weights[i]) sums.weight[i] += weight;
+      add_keys(qkv.k, sequence, head, key_weights[i], sums.key_sum, sums.key[head]);
+      if (base) add_keys(qkv.base_k, sequence, head, key_weights[i], sums.base_key_sum, sums.base_key[head]);
       if (!values) return;
       add_weighted_gram(rows_of(qkv.v, sequence.begin, sequence.size(), head), value_weights[i], qkv.v.head_dim,
                         sums.value[head]);

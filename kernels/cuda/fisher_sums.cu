@@ -103,10 +103,12 @@ __global__ void add_rows(const double* rows, std::int64_t heads, std::int64_t co
 /// What a block of queries, and the keys of a sequence, need.
 class Sums {
  public:
-  Sums(const Context& context, const QkvView& qkv, std::int64_t longest, Windows windows, bool with_values)
+  Sums(const Context& context, const QkvView& qkv, std::int64_t longest, Windows windows, bool with_values,
+       bool with_base)
       : context_(context),
         windows_(windows),
         with_values_(with_values),
+        with_base_(with_base),
         heads_(qkv.k.num_heads),
         g_(qkv.q.num_heads / heads_),
         dim_(qkv.k.head_dim),
@@ -128,8 +130,12 @@ class Sums {
         query_grams_(context, heads_, dim_),
         key_grams_(context, heads_, dim_),
         value_grams_(context, with_values ? heads_ : 0, value_dim_),
+        base_key_sums_(context, values(1, dim_)),
+        base_query_grams_(context, with_base ? heads_ : 0, dim_),
+        base_key_grams_(context, with_base ? heads_ : 0, dim_),
         weight_(static_cast<std::size_t>(heads_)) {
     key_sums_.fill_with_zeros(context);
+    base_key_sums_.fill_with_zeros(context);
   }
 
   [[nodiscard]] std::int64_t queries_per_block() const { return queries_; }
@@ -139,9 +145,9 @@ class Sums {
     value_weights_.fill_with_zeros(context_);
   }
 
-  /// q: at most queries_per_block() queries, the first at position `first`; k: the keys that the last of them sees. In
-  /// GPU memory.
-  void add_queries(const HeadsView& q, std::int64_t first, const HeadsView& k) {
+  /// q: at most queries_per_block() queries, the first at position `first`, and base_q those before RoPE, which is not
+  /// read where they are not taken; k: the keys that the last of them sees. In GPU memory.
+  void add_queries(const HeadsView& q, const HeadsView& base_q, std::int64_t first, const HeadsView& k) {
     convert_rows(context_, q, heads_, queries_, q_.data());
     const Scores scores{scores_.data(), heads_, queries_ * g_, k.num_tokens, g_, first, q.num_tokens, windows_};
     for (std::int64_t key = 0; key < k.num_tokens; key += kTileKeys) {
@@ -163,21 +169,19 @@ class Sums {
     OSCAR_CUDA_LAUNCHED("add_key_weights");
     weigh(q_, row_weights_.data(), scores.rows_per_head, scores.rows_per_head, scores.rows_per_head, dim_, weighted_q_);
     query_grams_.add(1, scores.rows_per_head, weighted_q_.data(), q_.data());
+    if (!with_base_) return;
+    convert_rows(context_, base_q, heads_, queries_, q_.data());
+    weigh(q_, row_weights_.data(), scores.rows_per_head, scores.rows_per_head, scores.rows_per_head, dim_, weighted_q_);
+    base_query_grams_.add(1, scores.rows_per_head, weighted_q_.data(), q_.data());
   }
 
-  /// All keys and values of the sequence, once its queries are done. v is not read where values are not taken.
-  void end_sequence(const HeadsView& k, const HeadsView& v) {
+  /// All keys and values of the sequence, once its queries are done. base_k and v are not read where those are not
+  /// taken.
+  void end_sequence(const HeadsView& k, const HeadsView& base_k, const HeadsView& v) {
     const std::vector<double> weights = key_weights_.to_host(context_);
     for (std::size_t i = 0; i < weights.size(); ++i) weight_[i / static_cast<std::size_t>(longest_)] += weights[i];
-    for (std::int64_t key = 0; key < k.num_tokens; key += kTileKeys) {
-      const HeadsView tile = k.tokens(key, std::min(key + kTileKeys, k.num_tokens));
-      convert_rows(context_, tile, heads_, kTileKeys, k_.data());
-      weigh(k_, key_weights_.data() + key, longest_, kTileKeys, tile.num_tokens, dim_, weighted_k_);
-      add_rows<<<grid(std::int64_t{heads_} * dim_), kThreads, 0, context_.stream()>>>(
-          weighted_k_.data(), heads_, kTileKeys, dim_, key_sums_.data());
-      OSCAR_CUDA_LAUNCHED("add_rows");
-      key_grams_.add(kTileKeys / kGramRows, kGramRows, weighted_k_.data(), k_.data());
-    }
+    add_keys(k, key_sums_, key_grams_);
+    if (with_base_) add_keys(base_k, base_key_sums_, base_key_grams_);
     for (std::int64_t key = 0; with_values_ && key < v.num_tokens; key += kTileKeys) {
       const HeadsView tile = v.tokens(key, std::min(key + kTileKeys, v.num_tokens));
       convert_rows(context_, tile, heads_, kTileKeys, v_.data());
@@ -190,6 +194,12 @@ class Sums {
     query_grams_.add_to(sums.query);
     key_grams_.add_to(sums.key);
     if (with_values_) value_grams_.add_to(sums.value);
+    if (with_base_) {
+      base_query_grams_.add_to(sums.base_query);
+      base_key_grams_.add_to(sums.base_key);
+      const std::vector<double> base_sums = base_key_sums_.to_host(context_);
+      for (std::size_t i = 0; i < base_sums.size(); ++i) sums.base_key_sum[i] += base_sums[i];
+    }
     const std::vector<double> key_sums = key_sums_.to_host(context_);
     for (std::size_t i = 0; i < key_sums.size(); ++i) sums.key_sum[i] += key_sums[i];
     for (std::size_t h = 0; h < weight_.size(); ++h) sums.weight[h] += weight_[h];
@@ -201,6 +211,19 @@ class Sums {
   }
   [[nodiscard]] static unsigned grid(std::int64_t tasks) { return blocks_for(static_cast<std::size_t>(tasks)); }
 
+  /// Keys by the weights that the queries of their sequence gave them.
+  void add_keys(const HeadsView& k, DeviceBuffer<double>& sums, GramSums<double>& grams) {
+    for (std::int64_t key = 0; key < k.num_tokens; key += kTileKeys) {
+      const HeadsView tile = k.tokens(key, std::min(key + kTileKeys, k.num_tokens));
+      convert_rows(context_, tile, heads_, kTileKeys, k_.data());
+      weigh(k_, key_weights_.data() + key, longest_, kTileKeys, tile.num_tokens, dim_, weighted_k_);
+      add_rows<<<grid(std::int64_t{heads_} * dim_), kThreads, 0, context_.stream()>>>(weighted_k_.data(), heads_,
+                                                                                      kTileKeys, dim_, sums.data());
+      OSCAR_CUDA_LAUNCHED("add_rows");
+      grams.add(kTileKeys / kGramRows, kGramRows, weighted_k_.data(), k_.data());
+    }
+  }
+
   void weigh(const DeviceBuffer<double>& rows, const double* weights, std::int64_t stride, std::int64_t count,
              std::int64_t valid, int dim, DeviceBuffer<double>& weighted) {
     weigh_rows<<<grid(heads_ * count * dim), kThreads, 0, context_.stream()>>>(rows.data(), weights, stride, heads_,
@@ -210,12 +233,14 @@ class Sums {
 
   const Context& context_;
   Windows windows_;
-  bool with_values_;
+  bool with_values_, with_base_;
   int heads_, g_, dim_, value_dim_;
   std::int64_t queries_, longest_;
   DeviceBuffer<double> q_, weighted_q_, k_, weighted_k_, scores_, row_weights_, key_weights_, v_, weighted_v_,
       value_weights_, key_sums_;
   GramSums<double> query_grams_, key_grams_, value_grams_;
+  DeviceBuffer<double> base_key_sums_;
+  GramSums<double> base_query_grams_, base_key_grams_;
   std::vector<double> weight_;
 };
 
@@ -225,11 +250,11 @@ void accumulate_fisher_sums(const Context& context, const QkvView& qkv, std::spa
                             Windows windows, FisherSums& sums) {
   OSCAR_CHECK(sums.query.dim == qkv.k.head_dim && sums.query.count == qkv.k.num_heads);
   OSCAR_CHECK(qkv.q.num_heads % qkv.k.num_heads == 0 && qkv.q.head_dim == qkv.k.head_dim);
-  const bool with_values = sums.value.count > 0;
+  const bool with_values = sums.value.count > 0, with_base = sums.base_key.count > 0;
   OSCAR_CHECK(!with_values || (sums.value.count == qkv.v.num_heads && sums.value.dim == qkv.v.head_dim));
   std::int64_t longest = 1;
   for (const SequenceRange& sequence : sequences) longest = std::max(longest, sequence.size());
-  Sums found(context, qkv, longest, windows, with_values);
+  Sums found(context, qkv, longest, windows, with_values, with_base);
   for (const SequenceRange& sequence : sequences) {
     if (sequence.size() == 0) continue;
     const QkvView rows = qkv.tokens(sequence);
@@ -237,14 +262,24 @@ void accumulate_fisher_sums(const Context& context, const QkvView& qkv, std::spa
     keys.fetch({rows.k});
     const HeadsView k = keys.arrived()[0];
     const std::vector<SequenceRange> blocks = ranges_of(sequence.size(), found.queries_per_block());
-    const auto pieces = pieces_of<1>(std::vector<Views<1>>{{rows.q}}, found.queries_per_block());
+    const std::int64_t at_once = found.queries_per_block();
+    const auto add = [&](std::size_t i, const HeadsView& q, const HeadsView& base_q) {
+      found.add_queries(q, base_q, blocks[i].begin, k.tokens(0, blocks[i].end));
+    };
     found.begin_sequence();
-    for_each_chunk<1>(context, pieces, [&](std::size_t i, const auto& chunk) {
-      found.add_queries(chunk[0], blocks[i].begin, k.tokens(0, blocks[i].end));
-    });
+    if (with_base) {
+      const auto pieces = pieces_of<2>(std::vector<Views<2>>{{rows.q, rows.base_q}}, at_once);
+      for_each_chunk<2>(context, pieces, [&](std::size_t i, const auto& chunk) { add(i, chunk[0], chunk[1]); });
+    } else {
+      const auto pieces = pieces_of<1>(std::vector<Views<1>>{{rows.q}}, at_once);
+      for_each_chunk<1>(context, pieces, [&](std::size_t i, const auto& chunk) { add(i, chunk[0], {}); });
+    }
+    Chunk<1> base_keys(context, {qkv.base_k}, with_base ? sequence.size() : 0);
+    if (with_base) base_keys.fetch({rows.base_k});
     Chunk<1> values(context, {qkv.v}, with_values ? sequence.size() : 0);
     if (with_values) values.fetch({rows.v});
-    found.end_sequence(k, with_values ? values.arrived()[0] : HeadsView());
+    found.end_sequence(k, with_base ? base_keys.arrived()[0] : HeadsView(),
+                       with_values ? values.arrived()[0] : HeadsView());
   }
   found.add_to(sums);
 }

@@ -100,9 +100,17 @@ void accumulate_fisher_sums(const QkvView& qkv, std::span<const SequenceRange> s
       add_outer(felt, key, sums.key[kv]);
       for (std::size_t c = 0; c < dim; ++c) sums.key_sum[static_cast<std::size_t>(kv) * dim + c] += felt * key[c];
       sums.weight[static_cast<std::size_t>(kv)] += felt;
+      if (sums.base_key.count > 0) {
+        const std::vector<double> base = row_of(qkv.base_k, sequence.begin + j, kv);
+        add_outer(felt, base, sums.base_key[kv]);
+        for (std::size_t c = 0; c < dim; ++c)
+          sums.base_key_sum[static_cast<std::size_t>(kv) * dim + c] += felt * base[c];
+      }
       if (sums.value.count > 0) add_outer(p * p, row_of(qkv.v, sequence.begin + j, kv), sums.value[kv]);
     }
     add_outer(felt_by_query, query.row, sums.query[kv]);
+    if (sums.base_query.count == 0) return;
+    add_outer(felt_by_query, row_of(qkv.base_q, sequence.begin + query.position, query.head), sums.base_query[kv]);
   });
 }
 

@@ -19,9 +19,9 @@ namespace oscar {
 /// Some consecutive tokens of one layer. The views stay valid as long as a copy of the chunk.
 struct QkvChunk {
   QkvView view;
-  std::shared_ptr<const void> owner;     // of what the views refer to; null: the source itself
-  std::vector<SequenceRange> sequences;  // cover the chunk, relative to its first token
-  std::string where;                     // for error messages: file or "layer 3, sequence 7"
+  std::shared_ptr<const void> owner;               // of what the views refer to; null: the source itself
+  std::vector<SequenceRange> sequences;            // cover the chunk, relative to its first token
+  std::string where;                               // for error messages: file or "layer 3, sequence 7"
   std::vector<std::int64_t> first_positions = {};  // of the sequences; empty: each begins at 0
 };
 

@@ -17,6 +17,8 @@ namespace {
 
 /// Bits of codes with which damage is measured, the same for every head.
 constexpr double kTrialBits = 2;
+/// Keys that are nearer to their query are mostly read as they are.
+constexpr double kNearestDistance = 256;
 /// Errors below this are noise of arithmetic.
 constexpr double kLeastDamage = 1e-5;
 
@@ -34,21 +36,20 @@ struct CodedBases {
   CodedBasis key, value;
 };
 
-CodedBases bases_of(const LayerStatistics& data, Backend& backend) {
+CodedBases bases_of(const LayerStatistics& data, std::int64_t context, Backend& backend) {
   const AdditiveMoments& sums = data.first;
   const FisherSums& fisher = sums.fisher.value();
   const MomentSums &queries = sums.sums.at(Moment::kQqt), &values = sums.sums.at(Moment::kVtv);
-  MatrixStack key_cost = data.cost ? data.cost->key : fisher.query;
+  MatrixStack key_cost = data.cost ? data.cost->key : data.rotary ? fisher.base_query : fisher.query;
   if (!data.cost) {
     for (double& entry : key_cost.data) entry *= 1 / queries.total.front();
   }
   const MatrixStack value_cost = data.cost ? data.cost->value : identity(fisher.value.count, fisher.value.dim);
   const double plain_part = data.cost ? kPlainCostPart : kPlainQueryPart;
-  CodedBasis key =
-      data.rotary ? coded_pair_basis(key_cost, queries.mean(), plain_part, data.keys_before_rope, *data.rotary)
-                  : coded_key_basis(key_cost, queries.mean(), plain_part, fisher, data.centred, backend);
-  return {std::move(key),
-          coded_value_basis(value_cost, plain_part, fisher.value, values.mean(), backend)};
+  CodedBasis key = data.rotary ? coded_pair_basis(key_cost, queries.mean(), plain_part, fisher, *data.rotary,
+                                                  {kNearestDistance, static_cast<double>(context), data.cost ? 0.5 : 1})
+                               : coded_key_basis(key_cost, queries.mean(), plain_part, fisher, data.centred, backend);
+  return {std::move(key), coded_value_basis(value_cost, plain_part, fisher.value, values.mean(), backend)};
 }
 
 /// What levels of one side are planned by.
@@ -107,8 +108,13 @@ CodedLayer coded_layer(const LayerStatistics& data, const CodedBases& bases, con
 
 }  // namespace
 
-ErrorDamage damage_of(const LayerStatistics& layer, Windows windows, const MeasureDamage& measure, Backend& backend) {
-  const CodedBases bases = bases_of(layer, backend);
+std::int64_t context_of(const Json& recipe, const CalibrationData& data) {
+  return recipe.value("context", data.tokens / std::max<std::int64_t>(data.sequences, 1));
+}
+
+ErrorDamage damage_of(const LayerStatistics& layer, Windows windows, std::int64_t context, const MeasureDamage& measure,
+                      Backend& backend) {
+  const CodedBases bases = bases_of(layer, context, backend);
   const int id = layer.layer_id;
   CodedPart trial;
   trial.windows = windows;
@@ -130,7 +136,7 @@ CodedPart fit_coded(const Statistics& data, double bits, CodedScope scope, Backe
   std::vector<CodedSpectrum> spectra;  // keys and values of each layer, one after the other
   for (const LayerStatistics& layer : data.layers) {
     throw_if_interrupted();
-    bases.push_back(bases_of(layer, backend));
+    bases.push_back(bases_of(layer, context_of(data.recipe, set.calibration), backend));
     weights.push_back(weights_of(layer, bases.back()));
     spectra.push_back(spectrum_of(bases.back().key, layer.layer_id, "key", weights.back().key));
     spectra.push_back(spectrum_of(bases.back().value, layer.layer_id, "value", weights.back().value));

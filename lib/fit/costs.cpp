@@ -59,7 +59,7 @@ void write_costs(const std::filesystem::path& path, const ErrorCosts& costs) {
 }  // namespace
 
 ErrorCosts error_costs(ModelRunner& runner, const HistoryQuestion& question, std::span<const int> layers,
-                       Backend& backend, Status& status) {
+                       const std::map<int, Rotary>& before_rope, Backend& backend, Status& status) {
   std::map<int, std::vector<std::vector<ErrorCost>>>
       parts;  // of each cache: by sequence, of the layers that read it and of the draws
   for (const int layer : layers) parts[layer].resize(question.sequences.size());
@@ -68,6 +68,13 @@ ErrorCosts error_costs(ModelRunner& runner, const HistoryQuestion& question, std
     if (cache == parts.end()) return;
     const MixerSpec& mixer = runner.config().block(layer).mixer;
     const std::int64_t tokens = std::ssize(question.sequences[s]);
+    std::vector<float> turned_back;  // the gradient by a key before RoPE
+    if (const auto turning = before_rope.find(cache->first); turning != before_rope.end()) {
+      turned_back.assign(key.begin(), key.end());
+      const std::int64_t first = question.first_positions.empty() ? 0 : question.first_positions[s];
+      turn(turning->second, Turn::kBack, turned_back, mixer.num_kv_heads, first);
+      key = turned_back;
+    }
     cache->second[s].push_back({grams_of(key, tokens, mixer.num_kv_heads, mixer.head_dim, backend),
                                 grams_of(value, tokens, mixer.num_kv_heads, mixer.value_dim, backend)});
   };
@@ -102,13 +109,14 @@ std::vector<TokenSequence> cost_texts(std::vector<TokenSequence> sequences, bool
   return texts;
 }
 
-ErrorCosts costs_on(const std::vector<TokenSequence>& texts, int context, Windows windows, ModelRunner& runner,
-                    std::span<const int> layers, const PartialFolder* kept, Backend& backend, Status& status) {
+ErrorCosts costs_on(const std::vector<TokenSequence>& texts, int context, const std::map<int, Rotary>& before_rope,
+                    Windows windows, ModelRunner& runner, std::span<const int> layers, const PartialFolder* kept,
+                    Backend& backend, Status& status) {
   const std::filesystem::path path = kept != nullptr ? kept->path() / "layer_costs.safetensors" : "";
   if (kept != nullptr && std::filesystem::exists(path)) return read_costs(path);
   const auto draws = static_cast<int>((kCostSamples + texts.size() - 1) / texts.size());
   const HistoryQuestion question{texts, spread_over(context, texts), windows, draws};
-  ErrorCosts costs = error_costs(runner, question, layers, backend, status);
+  ErrorCosts costs = error_costs(runner, question, layers, before_rope, backend, status);
   if (kept != nullptr) write_costs(path, costs);
   return costs;
 }

@@ -19,9 +19,10 @@ namespace oscar {
 using ErrorCosts = std::map<int, ErrorCost>;
 
 /// Returns the cost in each of `layers`, which have caches. Layers that read another's cache add to that one's, as if
-/// what they read of a row had nothing to do with each other. The bytes do not depend on the number of threads.
+/// what they read of a row had nothing to do with each other. Of layers that `before_rope` has, it is the cost of
+/// errors of keys before RoPE. The bytes do not depend on the number of threads.
 [[nodiscard]] ErrorCosts error_costs(ModelRunner& runner, const HistoryQuestion& question, std::span<const int> layers,
-                                     Backend& backend, Status& status);
+                                     const std::map<int, Rotary>& before_rope, Backend& backend, Status& status);
 
 /// Returns some of the sequences that are at least half as long as the longest, from all over the data and cut short,
 /// since neighbours are often of one kind. gpu: whether there is time for more. Throws DataError if the windows hold
@@ -30,9 +31,10 @@ using ErrorCosts = std::map<int, ErrorCost>;
 
 /// Returns the cost on these texts, spread over the positions of a context; `kept`: where they are kept, or were, by a
 /// file that PartialFolder checks and takes away as it does layers; or null.
-[[nodiscard]] ErrorCosts costs_on(const std::vector<TokenSequence>& texts, int context, Windows windows,
-                                  ModelRunner& runner, std::span<const int> layers, const PartialFolder* kept,
-                                  Backend& backend, Status& status);
+[[nodiscard]] ErrorCosts costs_on(const std::vector<TokenSequence>& texts, int context,
+                                  const std::map<int, Rotary>& before_rope, Windows windows, ModelRunner& runner,
+                                  std::span<const int> layers, const PartialFolder* kept, Backend& backend,
+                                  Status& status);
 
 /// Returns the layers whose softmax has sinks, or whose scores are capped.
 [[nodiscard]] std::set<int> layers_that_feel_shifts(const ModelRunner& runner);

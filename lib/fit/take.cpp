@@ -11,7 +11,7 @@
 #include "base/errors.hpp"
 #include "base/threads.hpp"
 #include "base/version.hpp"
-#include "dump/keys_before_rope.hpp"
+#include "dump/rows_before_rope.hpp"
 #include "measure/attention/attention_metrics.hpp"
 #include "method/coded_basis.hpp"
 #include "model/tokenizer/tokens.hpp"
@@ -72,23 +72,23 @@ void take_rows(LayerStream& stream, std::int64_t tokens, std::int64_t wanted, La
 }
 
 /// The same of keys before RoPE, without those of the sink, which are never coded.
-void take_keys_before_rope(LayerStream& stream, std::int64_t tokens, std::int64_t wanted, Windows windows,
+void take_keys_before_rope(RowsBeforeRope& rows, std::int64_t tokens, std::int64_t wanted, Windows windows,
                            LayerStatistics& layer) {
   const std::int64_t stride = std::max<std::int64_t>(1, tokens / std::max<std::int64_t>(wanted, 1));
-  KeysBeforeRope keys(stream, *layer.rotary);
-  keys.rewind();
+  rows.rewind();
   QkvChunk chunk;
-  for (std::int64_t first = 0; keys.next(chunk); first += chunk.view.k.num_tokens) {
+  for (std::int64_t first = 0; rows.next(chunk); first += chunk.view.k.num_tokens) {
     for (const SequenceRange& range : chunk.sequences) {
       for (std::int64_t t = range.begin + windows.sink; t < range.end; ++t) {
-        if ((first + t) % stride == stride / 2) add_rows(chunk.view.k, t, layer.keys_before_rope);
+        if ((first + t) % stride == stride / 2) add_rows(chunk.view.base_k, t, layer.keys_before_rope);
       }
     }
   }
 }
 
 LayerStatistics take_layer(int id, LayerStream& rows, const ModelIdentity& model, const TakeOptions& options,
-                           const ErrorCosts& costs, const MeasureDamage& measure, Backend& backend) {
+                           std::int64_t context, const ErrorCosts& costs, const MeasureDamage& measure,
+                           Backend& backend) {
   const LayerShape shape = shape_of(id, rows);
   require_usual(shape, model, "layer " + std::to_string(id));
   if (options.coded) {
@@ -96,7 +96,11 @@ LayerStatistics take_layer(int id, LayerStream& rows, const ModelIdentity& model
     if (!why.empty()) throw_not_coded(why);
   }
   LayerStatistics layer{.layer_id = id, .key_dim = shape.key_dim, .value_dim = shape.value_dim};
-  layer.first = take(rows, SumsWanted{options.moments, options.windows, options.coded}, backend);
+  const auto turning = options.coded ? options.rotary.find(id) : options.rotary.end();
+  std::optional<RowsBeforeRope> base;
+  if (turning != options.rotary.end()) base.emplace(rows, *(layer.rotary = turning->second));
+  const SumsWanted wanted{options.moments, options.windows, options.coded};
+  layer.first = take(base ? *base : rows, wanted, backend);
   layer.first_data = {0};
   if (layer.first.fisher) (void)mean(*layer.first.fisher, options.windows);  // says so if there is no history
   if (options.moments.contains(Moment::kSst)) {
@@ -104,15 +108,12 @@ LayerStatistics take_layer(int id, LayerStream& rows, const ModelIdentity& model
   }
   layer.centred = !options.uncentred.contains(id);
   take_rows(rows, shape.tokens, options.sample_rows, layer);
-  if (const auto turning = options.rotary.find(id); options.coded && turning != options.rotary.end()) {
-    layer.rotary = turning->second;
-    take_keys_before_rope(rows, shape.tokens, options.sample_rows, options.windows, layer);
-  }
+  if (base) take_keys_before_rope(*base, shape.tokens, options.sample_rows, options.windows, layer);
   if (options.clip) layer.sample = sample_layer(rows, options.windows, *options.clip);
   if (!options.coded) return layer;
   const auto cost = costs.find(id);
   if (cost != costs.end()) layer.cost = cost->second;
-  if (cost == costs.end() && measure) layer.damage = damage_of(layer, options.windows, measure, backend);
+  if (cost == costs.end() && measure) layer.damage = damage_of(layer, options.windows, context, measure, backend);
   return layer;
 }
 
@@ -151,9 +152,10 @@ Statistics take(QkvSource& source, const TakeOptions& options, const ErrorCosts&
   // A trial is measured on the layer's rows.
   const auto is_tried = [&](int id) { return options.coded && measure && !costs.contains(id); };
   const int lanes = std::ranges::any_of(ids, is_tried) ? 1 : backend.work_shape().concurrent_layers;
+  const std::int64_t context = context_of(options.recipe, source.calibration());
   std::atomic<std::int64_t> done = 0;
   const auto take_one = [&](std::size_t i, const std::unique_ptr<LayerStream>& rows) {
-    LayerStatistics layer = take_layer(missing[i], *rows, out.model, options, costs, measure, backend);
+    LayerStatistics layer = take_layer(missing[i], *rows, out.model, options, context, costs, measure, backend);
     if (folder != nullptr) {
       Statistics alone{.model = out.model, .data = out.data, .windows = out.windows, .layers = {std::move(layer)}};
       alone.recipe = out.recipe, alone.clip = out.clip;
@@ -268,8 +270,8 @@ Statistics take(const FitData& data, const FitOptions& options, const OpenPartia
   const PartialFolder* const kept = partial ? partial(record_of(data.source, taken)) : nullptr;
   ErrorCosts costs;
   if (!texts.empty()) {
-    costs =
-        costs_on(texts, data.context, options.windows, *data.runner, data.source.layer_ids(), kept, backend, status);
+    costs = costs_on(texts, data.context, taken.rotary, options.windows, *data.runner, data.source.layer_ids(), kept,
+                     backend, status);
   }
   const MeasureDamage measure = [&](const CodedPart& coded) {
     return measure_attention_damage(data.source, coded, backend);

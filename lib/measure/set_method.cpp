@@ -40,7 +40,8 @@ struct KeysOfPairs {
         return static_cast<float>(of[head][row * dim + column]);
       };
       for (std::size_t p = 0; p < dim; p += 2) {
-        const auto i = static_cast<std::size_t>(side->rotary->pairs[p]), j = static_cast<std::size_t>(side->rotary->pairs[p + 1]);
+        const auto i = static_cast<std::size_t>(side->rotary->pairs[p]),
+                   j = static_cast<std::size_t>(side->rotary->pairs[p + 1]);
         if (entry(write, i) == 0 && entry(write, j) == 0) continue;
         coordinates.push_back({i, j, entry(write, i), entry(write, j), entry(read, i), entry(read, j)});
         break;
@@ -56,7 +57,9 @@ struct KeysOfPairs {
     const auto means = std::span(side->transform.mean).subspan(static_cast<std::size_t>(head) * dim, dim);
     const std::vector<float> mean(means.begin(), means.end());
     std::vector<float> coded(static_cast<std::size_t>(history.tokens) * dim);
-    const auto row_of = [&](std::size_t t) { return history.rows.subspan(t * step + static_cast<std::size_t>(head) * dim, dim); };
+    const auto row_of = [&](std::size_t t) {
+      return history.rows.subspan(t * step + static_cast<std::size_t>(head) * dim, dim);
+    };
     for (std::size_t t = 0; t * dim < coded.size(); ++t) {
       const std::span<const float> x = row_of(t);
       for (std::size_t c = 0; c < dim; ++c) {
@@ -86,8 +89,10 @@ struct KeysOfPairs {
 KvSide kv_side(const CodedSide& side) {
   KvSide kv;
   if (side.rotary) {
-    kv.method = std::make_shared<const SideMethod>(
-        SideMethod{KeysOfPairs(side), [bits = bits_of(side)](const KvShape&) { return StoredBits{bits, 0}; }});
+    kv.method =
+        std::make_shared<const SideMethod>(SideMethod{KeysOfPairs(side), [bits = bits_of(side)](const KvShape&) {
+                                                        return StoredBits{bits, 0};
+                                                      }});
     return kv;
   }
   kv.transform = std::make_shared<const Transform>(side.transform);

@@ -2,11 +2,13 @@
 #include "method/coded_basis.hpp"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <functional>
 #include <numeric>
 #include <string>
+#include <tuple>
 
 #include "base/check.hpp"
 #include "base/errors.hpp"
@@ -132,54 +134,96 @@ CodedBasis coded_key_basis(const MatrixStack& cost, const MatrixStack& queries, 
 
 namespace {
 
-/// The covariance of two channels of rows, and their means.
-struct PairMoments {
-  double mean[2] = {0, 0}, first = 0, second = 0, both = 0;
+/// A symmetric matrix on the two channels of a pair: m + u and m - u on the diagonal, v beside it.
+struct PairMatrix {
+  double m = 0, u = 0, v = 0;
 
-  PairMoments(std::span<const float> rows, std::size_t dim, std::size_t i, std::size_t j) {
-    const std::size_t count = rows.size() / dim;
-    for (std::size_t r = 0; r < count; ++r) mean[0] += rows[r * dim + i], mean[1] += rows[r * dim + j];
-    for (double& each : mean) each /= static_cast<double>(count);
-    for (std::size_t r = 0; r < count; ++r) {
-      const double x = rows[r * dim + i] - mean[0], y = rows[r * dim + j] - mean[1];
-      first += x * x, second += y * y, both += x * y;
-    }
-    for (double* each : {&first, &second, &both}) *each /= static_cast<double>(count);
+  PairMatrix() = default;
+  PairMatrix(std::span<const double> matrix, std::size_t dim, std::size_t i, std::size_t j)
+      : m((matrix[i * dim + i] + matrix[j * dim + j]) / 2),
+        u((matrix[i * dim + i] - matrix[j * dim + j]) / 2),
+        v((matrix[i * dim + j] + matrix[j * dim + i]) / 2) {}
+
+  [[nodiscard]] double radius() const { return std::hypot(u, v); }
+  /// The eigenvector (c, s) of the larger eigenvalue m + radius; that of the other is (-s, c).
+  [[nodiscard]] std::array<double, 2> direction() const {
+    if (radius() == 0) return {1, 0};
+    return {std::sqrt(std::max(0.0, (1 + u / radius()) / 2)),
+            std::copysign(std::sqrt(std::max(0.0, (1 - u / radius()) / 2)), v)};
+  }
+  /// The matrix of the same eigenvectors whose eigenvalues are the powers of those of this.
+  [[nodiscard]] PairMatrix power(double exponent) const {
+    const double high = std::pow(m + radius(), exponent), low = std::pow(m - radius(), exponent);
+    PairMatrix out;
+    out.m = (high + low) / 2;
+    if (radius() > 0) out.u = (high - low) / 2 * u / radius(), out.v = (high - low) / 2 * v / radius();
+    return out;
+  }
+  /// x (this), x a row.
+  [[nodiscard]] std::array<double, 2> times(double x, double y) const {
+    return {x * (m + u) + y * v, x * v + y * (m - u)};
   }
 };
+
+/// s b s.
+PairMatrix between(const PairMatrix& s, const PairMatrix& b) {
+  const auto first = s.times(b.m + b.u, b.v), second = s.times(b.v, b.m - b.u);  // of b s
+  const auto top = s.times(first[0], second[0]), bottom = s.times(first[1], second[1]);
+  PairMatrix out;
+  out.m = (top[0] + bottom[1]) / 2, out.u = (top[0] - bottom[1]) / 2, out.v = (top[1] + bottom[0]) / 2;
+  return out;
+}
+
+/// The mean over distances of what a matrix becomes as a pair of this frequency turns.
+PairMatrix spread(PairMatrix metric, double frequency, Distances distances) {
+  const double length = distances.to - distances.from, turned = 2 * frequency;
+  if (!(length > 0) || turned == 0) return metric;
+  const double angle = turned * length;
+  // The mean of exp(i turned D) over the distances.
+  const double along = (std::sin(turned * distances.to) - std::sin(turned * distances.from)) / angle;
+  const double across = (std::cos(turned * distances.from) - std::cos(turned * distances.to)) / angle;
+  const double u = metric.u * along - metric.v * across, v = metric.u * across + metric.v * along;
+  metric.u += distances.part * (u - metric.u), metric.v += distances.part * (v - metric.v);
+  return metric;
+}
 
 }  // namespace
 
 CodedBasis coded_pair_basis(const MatrixStack& cost, const MatrixStack& queries, double plain_part,
-                            const std::vector<std::vector<float>>& rows, const Rotary& rotary) {
+                            const FisherSums& fisher, const Rotary& rotary, Distances distances) {
   const int dim = queries.dim, heads = queries.count;
   const auto width = static_cast<std::size_t>(dim);
-  OSCAR_CHECK(cost.dim == dim && cost.count == heads && rotary.dim() == dim && std::ssize(rows) == heads);
+  OSCAR_CHECK(cost.dim == dim && cost.count == heads && rotary.dim() == dim && fisher.base_key.count == heads);
   CodedBasis basis{{MatrixStack(heads, dim), MatrixStack(heads, dim), {}}, {}, rotary};
-  basis.transform.mean.resize(rows.size() * width);
   for (int h = 0; h < heads; ++h) {
+    const auto head = static_cast<std::size_t>(h);
     const double read = positive_mean(cost[h], dim, "costs of keys in the history", h);
-    const double plain = plain_part * read / positive_mean(queries[h], dim, "queries", h);
+    const double plain = plain_part * read / positive_mean(queries[h], dim, "queries", h), weight = fisher.weight[head];
+    const std::span<const double> sums = std::span(fisher.base_key_sum).subspan(head * width, width);
+    for (const double sum : sums) basis.transform.mean.push_back(sum / weight);
+    const std::span<const double> mean = std::span(basis.transform.mean).last(width);
     MatrixStack write(1, dim), back(1, dim);  // by pair, before they are sorted
     std::vector<double> lambda;
     for (std::size_t p = 0; p < width; p += 2) {
       const auto i = static_cast<std::size_t>(rotary.pairs[p]), j = static_cast<std::size_t>(rotary.pairs[p + 1]);
-      const auto diagonal = [&](const MatrixStack& of) { return (of[h][i * (width + 1)] + of[h][j * (width + 1)]) / 2; };
-      const double metric = diagonal(cost) + plain * diagonal(queries) + kMetricFloor * read;
-      const PairMoments moments(rows[static_cast<std::size_t>(h)], width, i, j);
-      const double half = (moments.first - moments.second) / 2, radius = std::hypot(half, moments.both);
-      // The eigenvector of the larger variance is (c, s), the other (-s, c).
-      const double c = radius > 0 ? std::sqrt((1 + half / radius) / 2) : 1;
-      const double s = radius > 0 ? std::copysign(std::sqrt((1 - half / radius) / 2), moments.both) : 0;
-      const double root = std::sqrt(metric), centre = (moments.first + moments.second) / 2;
-      lambda.push_back(metric * (centre + radius)), lambda.push_back(metric * std::max(centre - radius, 0.0));
-      const std::size_t at_i = i * width + p, at_j = j * width + p;
-      write[0][at_i] = root * c, write[0][at_j] = root * s, write[0][at_i + 1] = -root * s, write[0][at_j + 1] = root * c;
-      back[0][at_i] = c / root, back[0][at_j] = s / root, back[0][at_i + 1] = -s / root, back[0][at_j + 1] = c / root;
-      basis.transform.mean[static_cast<std::size_t>(h) * width + i] = moments.mean[0];
-      basis.transform.mean[static_cast<std::size_t>(h) * width + j] = moments.mean[1];
+      PairMatrix metric = spread({cost[h], width, i, j}, rotary.frequency[p / 2], distances);
+      metric.m += plain * PairMatrix(queries[h], width, i, j).m + kMetricFloor * (1 + plain_part) * read;
+      PairMatrix keys(fisher.base_key[h], width, i, j);
+      keys.m = keys.m / weight - (mean[i] * mean[i] + mean[j] * mean[j]) / 2;
+      keys.u = keys.u / weight - (mean[i] * mean[i] - mean[j] * mean[j]) / 2;
+      keys.v = keys.v / weight - mean[i] * mean[j];
+      const PairMatrix root = metric.power(0.5), inverse = metric.power(-0.5), whitened = between(root, keys);
+      const auto [c, s] = whitened.direction();
+      for (const auto& [to, x, y] : {std::tuple(p, c, s), std::tuple(p + 1, -s, c)}) {
+        const auto written = root.times(x, y), read_back = inverse.times(x, y);
+        write[0][i * width + to] = written[0], write[0][j * width + to] = written[1];
+        back[0][i * width + to] = read_back[0], back[0][j * width + to] = read_back[1];
+      }
+      lambda.push_back(std::max(whitened.m + whitened.radius(), 0.0));
+      lambda.push_back(std::max(whitened.m - whitened.radius(), 0.0));
     }
-    if (!(std::ranges::max(lambda) > 0) || !std::isfinite(std::ranges::max(lambda))) {
+    const double largest = *std::ranges::max_element(lambda);
+    if (!(largest > 0) || !std::isfinite(largest)) {
       throw NumericalError("the keys of the history do not vary, or not by finite amounts",
                            "KV head " + std::to_string(h), "give more text, or leave the layer out");
     }

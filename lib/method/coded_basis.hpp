@@ -23,8 +23,8 @@ inline constexpr double kPlainQueryPart = 0.3, kPlainCostPart = 0.1;
 inline constexpr double kMetricFloor = 1e-4;
 
 struct CodedBasis {
-  Transform transform;         // one pair of matrices per KV head; the mean of keys
-  std::vector<double> lambda;  // (heads, d): variances of the channels, descending
+  Transform transform;                // one pair of matrices per KV head; the mean of keys
+  std::vector<double> lambda;         // (heads, d): variances of the channels, descending
   std::optional<Rotary> rotary = {};  // of keys before RoPE, whose matrices are block diagonal over its pairs
 };
 
@@ -39,16 +39,20 @@ struct CodedBasis {
 [[nodiscard]] CodedBasis coded_key_basis(const MatrixStack& cost, const MatrixStack& queries, double plain_part,
                                          const FisherSums& fisher, bool centred, Backend& backend);
 
-/// Returns the basis of keys as they were before RoPE, of each pair of channels that turn together alone, so that a
-/// reader needs no product with a matrix between turning and the query. The metric of a pair is a multiple of the
-/// identity, m = (mean of the diagonal of cost + plain_part m(cost) / m(C_Q) mean of the diagonal of C_Q over its two
-/// channels): what errors cost at all distances is nearly that, and does not depend on the length of texts. Throws
-/// NumericalError as coded_key_basis() does.
+/// The distances at which errors of a key are felt, beyond those that a metric was taken at: all from `from` to `to`,
+/// evenly, of which `part` of the metric is.
+struct Distances {
+  double from = 0, to = 0, part = 1;
+};
+
+/// Returns the basis of keys before RoPE, of each pair of channels that turn together alone, so that a reader needs no
+/// product with a matrix between turning and the query. On each pair it is that of coded_key_basis(), with the plain
+/// part's mean over both channels, and always centred: readers add the mean before they turn. Throws NumericalError as
+/// coded_key_basis() does.
 ///
-/// cost, queries: as there, and of turned keys and queries as well: a turn of a pair keeps the sum of its diagonal.
-/// rows: of each head (n, d), keys of the history before RoPE.
+/// cost: of errors of keys before RoPE. fisher: base_key and base_key_sum are read, and weight.
 [[nodiscard]] CodedBasis coded_pair_basis(const MatrixStack& cost, const MatrixStack& queries, double plain_part,
-                                          const std::vector<std::vector<float>>& rows, const Rotary& rotary);
+                                          const FisherSums& fisher, const Rotary& rotary, Distances distances);
 
 /// Returns the basis of values, with A = cost + (plain_part + kMetricFloor) m(cost) I and B = weighted m(plain) /
 /// m(weighted).

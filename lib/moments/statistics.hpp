@@ -5,6 +5,7 @@
 //   layer_N.<moment>.sums, .total, layer_N.fisher.*, layer_N.keys.*   sums over tokens, float64 (moments/sums.hpp)
 //   layer_N.cost.key (Hkv, d, d), .value (Hkv, d_v, d_v)              what errors cost a model, float64
 //   layer_N.key.rows (Hkv, n, d), .value.rows (Hkv, n, d_v)           rows of tokens that are spread evenly, float32
+//   layer_N.fisher.base_*                                             of queries and keys before RoPE
 //   layer_N.before_rope.rows (Hkv, n, d)                              keys of the history before RoPE, float32
 //   layer_N.clip.<i>.q, .k, .v, .positions                            sequences on which clip ratios are judged
 // What a server's observer saves has sums alone. Statistics of parts of the data, or of different layers, add up to
@@ -53,7 +54,7 @@ struct LayerStatistics {
   /// Where the coded cache stores keys before RoPE: how they are turned, and rows behind the sink, turned back.
   std::optional<Rotary> rotary;
   std::vector<std::vector<float>> keys_before_rope;  // [KV head] (n, d)
-  std::vector<SampledSequence> sample;                   // for clip ratios
+  std::vector<SampledSequence> sample;               // for clip ratios
 };
 
 /// The KV heads [first, first + count) of a model that has `total`, as a tensor-parallel rank holds them.

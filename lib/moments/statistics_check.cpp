@@ -188,6 +188,12 @@ void require_sums_of_rows(const LayerStatistics& layer, const Statistics& manife
     check_totals(fisher.weight, HUGE_VAL, "fisher.weight", place);
     check_mean(fisher.key_sum, fisher.weight, fisher.key, "fisher.key_sum", place);
     if (fisher.value.count > 0) check_stack(fisher.value, "fisher.value", place);
+    if (fisher.base_key.count > 0) {
+      check_stack(fisher.base_query, "fisher.base_query", place),
+          check_stack(fisher.base_key, "fisher.base_key", place);
+      place.require(are_finite(fisher.base_key_sum), "fisher.base_key_sum", "has values that are not finite");
+      check_mean(fisher.base_key_sum, fisher.weight, fisher.base_key, "fisher.base_key_sum", place);
+    }
   }
   if (layer.cost) {
     check_stack(layer.cost->key, "cost.key", place), check_stack(layer.cost->value, "cost.value", place);
@@ -208,6 +214,8 @@ void require_semidefinite(const LayerStatistics& layer, bool sampled, const std:
     check_eigenvalues(layer.first.fisher->query, "fisher.query", place);
     check_eigenvalues(layer.first.fisher->key, "fisher.key", place);
     check_eigenvalues(layer.first.fisher->value, "fisher.value", place);
+    check_eigenvalues(layer.first.fisher->base_query, "fisher.base_query", place);
+    check_eigenvalues(layer.first.fisher->base_key, "fisher.base_key", place);
   }
   if (!layer.sst) return;
   if (!sampled) return check_eigenvalues(layer.sst->sums, "sst.sums", place);

@@ -14,10 +14,11 @@ namespace {
 
 constexpr const char* kSchema = "oscar.statistics.v1";
 constexpr Moment kSums[] = {Moment::kQqt, Moment::kKtk, Moment::kVtv};
-constexpr const char* kParts[] = {"qqt.sums",     "qqt.total",  "ktk.sums",       "ktk.total",     "vtv.sums",
-                                  "vtv.total",    "sst.sums",   "sst.total",      "keys.sums",     "keys.total",
-                                  "fisher.query", "fisher.key", "fisher.key_sum", "fisher.weight", "fisher.value",
-                                  "cost.key",     "cost.value", "key.rows",       "value.rows",    "before_rope.rows"};
+constexpr const char* kParts[] = {
+    "qqt.sums",       "qqt.total",        "ktk.sums",          "ktk.total",       "vtv.sums",           "vtv.total",
+    "sst.sums",       "sst.total",        "keys.sums",         "keys.total",      "fisher.query",       "fisher.key",
+    "fisher.key_sum", "fisher.weight",    "fisher.value",      "cost.key",        "cost.value",         "key.rows",
+    "value.rows",     "before_rope.rows", "fisher.base_query", "fisher.base_key", "fisher.base_key_sum"};
 constexpr const char* kSampleParts[] = {".q", ".k", ".v", ".positions"};
 constexpr char kTakeAgain[] = "take the statistics again";
 
@@ -125,6 +126,11 @@ void add_layer(const LayerStatistics& layer, Tensors& tensors) {
     tensors.emplace_back(prefix + "fisher.key", tensor_of(fisher->key));
     tensors.emplace_back(prefix + "fisher.key_sum", tensor_of(fisher->key_sum));
     tensors.emplace_back(prefix + "fisher.weight", tensor_of(fisher->weight));
+    if (fisher->base_key.count > 0) {
+      tensors.emplace_back(prefix + "fisher.base_query", tensor_of(fisher->base_query));
+      tensors.emplace_back(prefix + "fisher.base_key", tensor_of(fisher->base_key));
+      tensors.emplace_back(prefix + "fisher.base_key_sum", tensor_of(fisher->base_key_sum));
+    }
     if (fisher->value.count > 0) tensors.emplace_back(prefix + "fisher.value", tensor_of(fisher->value));
   }
   if (layer.cost) {
@@ -154,6 +160,9 @@ int heads_of(const LayerStatistics& layer, const std::string& where) {
   if (layer.first.fisher) {
     counts.push_back(layer.first.fisher->query.count);
     counts.push_back(layer.first.fisher->key.count);
+    if (layer.rotary) {
+      counts.push_back(layer.first.fisher->base_query.count), counts.push_back(layer.first.fisher->base_key.count);
+    }
     if (layer.first.fisher->value.count > 0) counts.push_back(layer.first.fisher->value.count);
   }
   if (layer.cost) counts.push_back(layer.cost->key.count), counts.push_back(layer.cost->value.count);
@@ -274,6 +283,11 @@ FisherSums StatisticsFile::fisher(const std::string& name, const LayerStatistics
   const auto heads = static_cast<std::size_t>(out.key.count);
   out.key_sum = vector(name + ".key_sum", heads * static_cast<std::size_t>(layer.key_dim));
   out.weight = vector(name + ".weight", heads);
+  if (layer.rotary) {
+    out.base_query = stack(name + ".base_query", layer.key_dim),
+    out.base_key = stack(name + ".base_key", layer.key_dim);
+    out.base_key_sum = vector(name + ".base_key_sum", heads * static_cast<std::size_t>(layer.key_dim));
+  }
   return out;
 }
 

@@ -64,6 +64,9 @@ void merge(FisherSums& sums, const FisherSums& other) {
   add_to(sums.key_sum, other.key_sum);
   add_to(sums.weight, other.weight);
   add_to(sums.value.data, other.value.data);
+  add_to(sums.base_query.data, other.base_query.data);
+  add_to(sums.base_key.data, other.base_key.data);
+  add_to(sums.base_key_sum, other.base_key_sum);
 }
 
 FisherMoments mean(const FisherSums& sums, Windows windows) {

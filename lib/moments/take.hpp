@@ -17,7 +17,7 @@ namespace oscar {
 /// Which sums a walk takes, for T tokens, d channels and g query heads a KV head:
 ///   kQqt     (sum over tokens and the g query heads of q^T q) / (T g)
 ///   kKtk     (1/T) sum k^T k;   kVtv: the same of values;   kKeys: sum k
-///   kFisher  FisherSums (kernels/types.hpp)
+///   kFisher  FisherSums (kernels/types.hpp), also before RoPE if the stream has such rows
 struct SumsWanted {
   std::set<Moment> moments;  // kSst is left to take_sst()
   /// The windows outside of which kFisher weighs errors.

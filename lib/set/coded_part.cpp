@@ -165,8 +165,9 @@ class SideReader {
     bool fits = rotary.dim() == dim_;
     for (const double p : values("pair", {heads_, dim_}, DType::kI32)) {
       fits = fits && p >= 0 && p < static_cast<double>(dim_) / 2;
-      if (fits) ++times[pairs.size() / static_cast<std::size_t>(dim_) * times.size() / static_cast<std::size_t>(heads_) +
-                        static_cast<std::size_t>(p)];
+      if (fits)
+        ++times[pairs.size() / static_cast<std::size_t>(dim_) * times.size() / static_cast<std::size_t>(heads_) +
+                static_cast<std::size_t>(p)];
       pairs.push_back(static_cast<int>(p));
     }
     if (!fits || std::ranges::any_of(times, [](int n) { return n != 2; })) {

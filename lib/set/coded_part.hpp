@@ -36,7 +36,7 @@ struct CodedSide {
   /// Keys are stored as they were before RoPE, y = (x R(-j) - mean) write at position j, and readers turn what they
   /// decode, x = (y read^T + mean) R(j). Both matrices are block diagonal over pairs. Else nothing.
   std::optional<Rotary> rotary = {};
-  double damage = 0;                 // what its errors are expected to cost: of a model, nats of KL a token
+  double damage = 0;  // what its errors are expected to cost: of a model, nats of KL a token
 };
 
 struct CodedLayer {

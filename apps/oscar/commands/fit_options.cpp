@@ -35,9 +35,10 @@ void add_recipe_options(CLI::App& app, FitCommand& command) {
       ->type_name("auto|coded|oscar|stretch|hadamard");
   option(recipe, "--bits", fit.bits, "Coded cache: bits of one stored value, everything counted, 1.25 to 4")
       ->type_name("B");
-  option(recipe, "--keys", fit.keys,
-         "Coded cache: store keys as attention reads them, or as they were before RoPE: fewer errors, and no dependence "
-         "on positions; transformers reads those")
+  option(
+      recipe, "--keys", fit.keys,
+      "Coded cache: store keys as attention reads them, or as they were before RoPE: fewer errors, and no dependence "
+      "on positions; transformers reads those")
       ->type_name("after-rope|before-rope");
   option(details, "--scope", fit.scope, "Coded cache: who shares one budget of bits")->type_name("model|layer|head");
   option(recipe, "--context", fit.context,

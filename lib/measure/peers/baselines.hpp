@@ -54,8 +54,8 @@ struct LayerShape {
   int value_dim = 0;  // as in KvLayer
 };
 
-/// Makes a method for these layers. group_size: of naive, hadamard* and int*; others have their own. rotary: of keys, if
-/// known. Throws UsageError as peer_named.
+/// Makes a method for these layers. group_size: of naive, hadamard* and int*; others have their own. rotary: of keys,
+/// if known. Throws UsageError as peer_named.
 [[nodiscard]] KvMethod make_baseline(const std::string& name, const std::vector<LayerShape>& layers, Windows windows,
                                      int group_size, std::optional<Rotary> rotary = {});
 

@@ -17,7 +17,7 @@ namespace oscar {
 namespace {
 
 constexpr std::uint64_t kDecodedBytes = std::uint64_t{4} << 20;  // of what is decoded at a time
-constexpr std::uint32_t kF32 = 0, kF16 = 1, kBF16 = 30;        // ggml's numbers
+constexpr std::uint32_t kF32 = 0, kF16 = 1, kBF16 = 30;          // ggml's numbers
 
 bool stays_as_stored(std::uint32_t type) { return type == kF32 || type == kF16 || type == kBF16; }
 

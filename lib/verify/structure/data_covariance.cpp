@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "base/errors.hpp"
-#include "dump/keys_before_rope.hpp"
+#include "dump/rows_before_rope.hpp"
 #include "moments/take.hpp"
 #include "verify/structure/objective.hpp"
 

@@ -20,7 +20,7 @@ TEST_CASE("what a fit expects errors to cost is the KL that they cause") {
   Status silent;
   const Windows windows;
   const auto source = open_live(*runner, texts, {}, silent);
-  const auto costs = error_costs(*runner, {texts, {}, windows}, source->layer_ids(), *backend, silent);
+  const auto costs = error_costs(*runner, {texts, {}, windows}, source->layer_ids(), {}, *backend, silent);
   const TakeOptions wanted{.moments = {Moment::kFisher, Moment::kKtk, Moment::kQqt, Moment::kVtv},
                            .windows = windows,
                            .coded = true,
