@@ -187,7 +187,9 @@ void warm_up(Backend& backend) {
   backend.accumulate_weighted_grams({{few}}, forms, {{few}}, grams, weights);
 }
 
-Set fit(const Statistics& statistics, const FitOptions& options, Backend& backend, Status& status) {
+Set fit(const Statistics& statistics, const FitOptions& asked, Backend& backend, Status& status) {
+  FitOptions options = asked;
+  options.keys = statistics.recipe.value("keys", FitOptions().keys);
   require_all_observed(statistics);
   require_same_data(statistics);
   require_windows(statistics, options.windows);

@@ -78,12 +78,11 @@ Json part_to_json(const CodedPart& part) {
     layers.back()["key"]["rotary"] = found - turns.begin();
     if (found == turns.end()) turns.push_back(*layer.key.rotary);
   }
-  Json rotary = Json::array();
-  for (const Rotary& each : turns) rotary.push_back(to_json(each));
-  return {{"recipe", part.recipe},
-          {"rotary", std::move(rotary)},
-          {"codec", {{"name", "coded"}, {"bits", part.bits}, {"bits_taken", bits_of(part)}, {"scope", part.scope}}},
-          {"layers", std::move(layers)}};
+  Json json{{"recipe", part.recipe},
+            {"codec", {{"name", "coded"}, {"bits", part.bits}, {"bits_taken", bits_of(part)}, {"scope", part.scope}}},
+            {"layers", std::move(layers)}};
+  for (const Rotary& each : turns) json["rotary"].push_back(to_json(each));
+  return json;
 }
 
 RotationPart rotations_from_json(const Json& json, const std::string& where) {
@@ -116,7 +115,7 @@ CodedPart coded_from_json(const Json& json, const std::string& where) {
     added.layer_id = layer["layer_id"];
     if (layer["key"].contains("rotary")) {
       const auto turn = layer["key"]["rotary"].get<std::size_t>();
-      if (turn >= json["rotary"].size()) {
+      if (!json.contains("rotary") || turn >= json["rotary"].size()) {
         throw DataError("layer " + std::to_string(added.layer_id) + " turns keys in a way that is not listed", where,
                         "fit the set again");
       }

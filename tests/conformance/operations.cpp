@@ -140,7 +140,9 @@ void fisher_sums(const Pair& on) {
     if (shape.tokens > (on.tier == Tier::kLarge ? 3000 : 1000)) continue;  // every query sees every key
     const Shape values{shape.dtype, shape.head_dim + 6, shape.tokens};
     const Tensor q = activations(shape, kHeads, 5), k = activations(shape, 2, 6), v = activations(values, 2, 7);
-    const QkvView qkv{heads_view(q, "q"), heads_view(k, "k"), heads_view(v, "v")};
+    const Tensor base_q = activations(shape, kHeads, 8), base_k = activations(shape, 2, 9);
+    const QkvView qkv{heads_view(q, "q"), heads_view(k, "k"), heads_view(v, "v"), heads_view(base_q, "base_q"),
+                      heads_view(base_k, "base_k")};
     const std::int64_t cut = shape.tokens / 7;
     const std::vector<SequenceRange> sequences{{0, cut}, {cut, cut}, {cut, shape.tokens}};
     for (const Windows windows : {Windows{2, 5}, Windows{0, 1}}) {
@@ -148,10 +150,12 @@ void fisher_sums(const Pair& on) {
         FisherSums sums(2, shape.head_dim);
         // Values are taken where windows hold recent keys alone.
         if (windows.sink == 0) sums.value = MatrixStack(2, values.head_dim);
+        if (windows.sink > 0) sums.take_base();
         for (int twice = 0; twice < 2; ++twice) backend.accumulate_fisher_sums(qkv, sequences, windows, sums);
-        return Parts{part(Nearness::kLargest, sums.query.data), part(Nearness::kLargest, sums.key.data),
-                     part(Nearness::kLargest, sums.value.data), part(Nearness::kLargest, sums.key_sum),
-                     part(Nearness::kLargest, sums.weight)};
+        return Parts{part(Nearness::kLargest, sums.query.data),      part(Nearness::kLargest, sums.key.data),
+                     part(Nearness::kLargest, sums.value.data),      part(Nearness::kLargest, sums.key_sum),
+                     part(Nearness::kLargest, sums.base_query.data), part(Nearness::kLargest, sums.base_key.data),
+                     part(Nearness::kLargest, sums.base_key_sum),    part(Nearness::kLargest, sums.weight)};
       });
     }
   }

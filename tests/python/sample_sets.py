@@ -15,9 +15,9 @@ MODEL, GOLDEN = DATA / "qwen3-2m", DATA / "golden/qwen3-2m"
 
 
 @functools.cache
-def sample_set(recipe="auto"):
+def sample_set(recipe="auto", **options):
     """The folder of a set; with recipe auto it has all parts. Windows are 64 + 256 tokens."""
     folder = Path(tempfile.mkdtemp(prefix="oscar-sample-"))
     atexit.register(shutil.rmtree, folder)
-    oscar_kv.fit(folder / recipe, model=MODEL, tokens=GOLDEN / "tokens_calib.npy", max_tokens=4096, device="cpu", recipe=recipe)
+    oscar_kv.fit(folder / recipe, model=MODEL, tokens=GOLDEN / "tokens_calib.npy", max_tokens=4096, device="cpu", recipe=recipe, **options)
     return folder / recipe

@@ -114,7 +114,7 @@ void check_usage(const CLI::App& app, FitCommand& command) {
   const bool dump = !command.dump.empty(), model = !command.input.model.empty(), stats = !command.stats.empty();
   if (stats) {
     refuse(first_given(app, {"--dump", "--model", "--text", "--tokens", "--max-tokens", "--sequences", "--seq-len",
-                             "--layers", "--context", "--seed"}),
+                             "--layers", "--context", "--keys", "--seed"}),
            "statistics say all that a set depends on but its recipe and its bits");
     refuse(first_given(app, {"--resume"}), "statistics are added up at once, with nothing to go on with");
   } else if (dump == model) {

@@ -133,7 +133,9 @@ class LayerRows:
 
     def append(self, keys: Tensor, values: Tensor) -> None:
         """(batch, heads, tokens, d), native."""
-        self.new = torch.stack([side.stored(_by_tokens(x)) for side, x in zip(self.sides, (keys, values))]).unflatten(1, (len(keys), -1))
+        positions = torch.arange(self.length, self.length + keys.shape[2]).repeat(len(keys))
+        self.new = torch.stack([side.stored(_by_tokens(x), positions)
+                                for side, x in zip(self.sides, (keys, values))]).unflatten(1, (len(keys), -1))
         self.length += keys.shape[2]
 
     def _ring_slots(self, tokens: range) -> Tensor:
@@ -163,7 +165,8 @@ class LayerRows:
         """All keys and values in the order of their tokens, in native coordinates, float32 (batch, heads, tokens, d)."""
         window, sink = self.window(self.packed), min(self.sink, self.length)
         rows = torch.cat([window[:, :, :sink], self.unpacked(), window[:, :, sink:]], 2)
-        return [side.native(x.flatten(0, 1)).unflatten(0, x.shape[:2]).transpose(1, 2) for side, x in zip(self.sides, rows)]
+        positions = torch.arange(rows.shape[2]).repeat(rows.shape[1])
+        return [side.native(x.flatten(0, 1), positions).unflatten(0, x.shape[:2]).transpose(1, 2) for side, x in zip(self.sides, rows)]
 
     def evict(self) -> None:
         """Packs what the next token does not see in a window, and lets the ring have the call's last tokens."""

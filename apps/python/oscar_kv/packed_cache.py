@@ -12,7 +12,7 @@ the last `recent` tokens) and packed between them, rounded as `oscar verify` rou
   windows, however many come at once: calls of one token on CUDA by the kernels of liboscar_torch.so where they know the set's
   codec and shapes, else in torch over unpacked rows (cache_rows.py); PackedCache.path says which, and why. Padded calls, and those of
   several tokens, are read in torch in either case.
-Rows that the kernels do not take are packed on the CPU. Padding counts as tokens. Non-goals: taking back tokens (crop), models whose
+Keys that are stored before RoPE are read in the first way alone. Rows that the kernels do not take are packed on the CPU. Padding counts as tokens. Non-goals: taking back tokens (crop), models whose
 attention has sinks or soft caps in the second way.
 """
 import os
@@ -101,10 +101,14 @@ class PackedLayer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         device, asked = key_states.device, self._options.path
+        before_rope = "keys are stored before RoPE, and turned in torch" if self._layer.key.rotary is not None else None
+        if before_rope and self._in_transformed_coordinates():
+            raise ValueError(f"layer {self._layer.layer_id}: {before_rope}, so there are no transformed coordinates to attend in; use another "
+                             f"attention implementation than {PACKED_ATTENTION}")
         on_cuda = (why_no_kernels(self.rows.codec, key_states.shape[3]) if device.type == "cuda" else
                    f"rows are on {device.type}, the kernels on CUDA")
         why = next(filter(None, (
-            "as asked for" if asked == "torch" else None,
+            "as asked for" if asked == "torch" else None, before_rope,
             None if self._in_transformed_coordinates() else f"the model's attention is not {PACKED_ATTENTION}",
             None if asked == "kernel" and device.type == "cpu" else on_cuda,
             None if self.rows.recent > 0 else "no recent tokens are kept as they are",

@@ -3,6 +3,8 @@
 
     stored = bf16(bf16(x - mean) bf16(rotation)),   native = stored bf16(read)^T + mean,   q' = bf16(bf16(q) bf16(read))
 
+(keys that are stored before RoPE are turned back before, and turned again after that, and have no q')
+
 and stored rows packed in pages of bytes, by the operators of liboscar_torch.so: kernels on CUDA, their references on the CPU. Rows are
 (tokens, heads, d). Needs torch only. Non-goals: windows, page tables, where pages lie.
 """
@@ -50,6 +52,7 @@ class LayerSide:
         self.heads, self.dim = heads, dim
         self.rotation, self.read_rotation = (own("matrices", x).bfloat16().to(device, product_type) for x in (side.rotation, side.read_rotation))
         self.mean = None if side.mean is None else own("means", side.mean).float().to(device)
+        self.rotary = side.rotary
         self.formats = [own("formats", x, ranks * heads) for x in (side.levels, side.step, side.sigma)]
         self._clip_ratios, self._expanded = own("clip ratios", side.clip_ratios), dict[tuple[int, int], Tensor]()
         if side.clip_ratios is None and side.levels is None:
@@ -63,16 +66,31 @@ class LayerSide:
         # As the program has it, in float64: int(0.9 * 80) is 72.
         return [min(int(ratio * self.dim), self.dim - 1) if ratio > 0 else -1 for ratio in ratios]
 
-    def stored(self, native: Tensor) -> Tensor:
-        """bfloat16."""
+    def turned(self, rows: Tensor, positions: Tensor, back: bool) -> Tensor:
+        """Rows (tokens, heads, d) as keys turn at these positions (tokens), or as they were before: float32."""
+        far = self.rotary.far_frequency is not None and int(positions.max()) >= self.rotary.near_context
+        frequency = torch.tensor(self.rotary.far_frequency if far else self.rotary.frequency, dtype=torch.float32, device=rows.device)
+        pairs = torch.tensor(self.rotary.pairs, device=rows.device)
+        angles = positions.to(rows.device, torch.float32)[:, None, None] * frequency
+        cosine, sine = angles.cos(), angles.sin() * (-1 if back else 1)
+        x, y = rows.float()[..., pairs[:, 0]], rows.float()[..., pairs[:, 1]]
+        out = torch.empty_like(rows, dtype=torch.float32)
+        out[..., pairs[:, 0]], out[..., pairs[:, 1]] = x * cosine - y * sine, x * sine + y * cosine
+        return out
+
+    def stored(self, native: Tensor, positions: Tensor | None = None) -> Tensor:
+        """bfloat16. positions: of the tokens, which keys that are stored before RoPE need."""
+        if self.rotary is not None:
+            native = self.turned(native, positions, back=True)
         rows = native if self.mean is None else native.float() - self.mean
         return _product(rows.bfloat16().to(self.rotation.dtype), self.rotation).bfloat16()
 
-    def native(self, stored: Tensor) -> Tensor:
-        """Of rows of KV heads or outputs of query heads, values of bfloat16: float32."""
+    def native(self, stored: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Of rows of KV heads or outputs of query heads, values of bfloat16: float32. positions: as in stored()."""
         heads = stored.shape[1]
         rows = _product(stored.to(self.read_rotation.dtype), self._of_heads(self.read_rotation, heads).transpose(-1, -2)).float()
-        return rows if self.mean is None else rows + self._of_heads(self.mean, heads)
+        rows = rows if self.mean is None else rows + self._of_heads(self.mean, heads)
+        return rows if self.rotary is None else self.turned(rows, positions, back=False)
 
     def queries(self, native: Tensor) -> Tensor:
         """Queries for stored keys, bfloat16; scores of a query are off by one constant if keys are centred."""

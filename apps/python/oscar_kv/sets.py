@@ -12,6 +12,7 @@ import hashlib
 import io
 import json
 import logging
+import math
 import os
 import re
 import stat
@@ -50,6 +51,18 @@ class Side:
     levels: Any | None = None  # of the coded cache, int32 (KV heads, d); None: rows are INT2
     step: Any | None = None  # of that shape: distance of two levels, and root mean square of the channel
     sigma: Any | None = None
+    rotary: "Rotary | None" = None  # of keys that are stored before RoPE, whose matrices are block diagonal over pairs
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """How keys turn: the channels (x, y) of pair p become (x cos(f j) - y sin(f j), x sin(f j) + y cos(f j)) at position j, f = frequency[p],
+    or far_frequency[p] in texts of more than near_context tokens."""
+
+    pairs: list[list[int]]
+    frequency: list[float]
+    far_frequency: list[float] | None = None
+    near_context: int = 0
 
 
 @dataclass(frozen=True)
@@ -341,7 +354,37 @@ def _clip_ratios(described: Any, of_heads: np.ndarray | None, where: str) -> np.
     return of_heads
 
 
-def _side(arrays: dict[str, np.ndarray], layer: dict[str, Any], name: str, codec: Int2Codec | None, where: str) -> Side:
+def _rotary_of(part: Any, layer: dict[str, Any], where: str) -> Rotary | None:
+    """How keys of a layer turn that are stored before RoPE."""
+    number, listed = _member(layer.get("key"), "rotary"), _member(part, "rotary")
+    if number is None:
+        return None
+    _refuse_if(where, (not _is_count(number) or not isinstance(listed, list) or number >= len(listed), "keys turn in a way that is not listed"))
+    try:
+        rotary = Rotary(**listed[number])
+        channels = sorted(channel for pair in rotary.pairs for channel in pair)
+        fits = channels == list(range(2 * len(rotary.frequency))) and all(len(pair) == 2 for pair in rotary.pairs)
+        fits &= all(math.isfinite(f) for f in [*rotary.frequency, *(rotary.far_frequency or [])])
+        fits &= rotary.far_frequency is None or (len(rotary.far_frequency) == len(rotary.frequency) and rotary.near_context > 0)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}: what the manifest says of rotary embeddings is malformed; {_AGAIN}") from error
+    _refuse_if(where, (not fits, "pairs of channels that turn are not all channels once"))
+    return rotary
+
+
+def _of_pairs(entries: Any, pair: Any, rotary: Rotary, where: str) -> np.ndarray:
+    """Matrices (KV heads, d, d) of which (KV heads, d, 2) are the entries of each coordinate's pair of channels."""
+    dim = 2 * len(rotary.pairs)
+    fits = all(x is not None and x.ndim == 3 - is_pair and x.shape[1] == dim for x, is_pair in ((entries, False), (pair, True)))
+    _refuse_if(where, (not fits or entries.shape[2] != 2 or len(entries) != len(pair) or pair.dtype != np.int32
+                       or (np.sort(pair) != np.repeat(np.arange(dim // 2), 2)).any(), "entries of pairs of channels are missing, or of other pairs"))
+    out = np.zeros((len(entries), dim, dim), entries.dtype)
+    np.put_along_axis(out, np.array(rotary.pairs)[pair].swapaxes(1, 2), entries.swapaxes(1, 2), 1)
+    return out
+
+
+def _side(arrays: dict[str, np.ndarray], layer: dict[str, Any], name: str, codec: Int2Codec | None, where: str,
+          rotary: Rotary | None = None) -> Side:
     """Takes its arrays away. layer: as the manifest describes it."""
     prefix = f"layers.{layer['layer_id']}.{name}."
     where, said_dim = f"{where}, {prefix[:-1]}", layer.get("head_dim" if name == "key" else "value_dim")
@@ -351,6 +394,9 @@ def _side(arrays: dict[str, np.ndarray], layer: dict[str, Any], name: str, codec
 
     if codec is None:
         write, read, mean, *formats, variances = take("write", "read", "mean", "levels", "step", "sigma", "lambda")
+        if rotary is not None:
+            pair, = take("pair")
+            write, read = (_of_pairs(x, pair, rotary, where) for x in (write, read))
         clips, numbers = None, [write, read, *([mean] if name == "key" else []), *formats[1:], variances]
         _refuse_if(where, (any(x is None or x.dtype != np.float32 for x in numbers) or formats[0] is None or formats[0].dtype != np.int32
                            or (variances < 0).any() or (name == "value" and mean is not None), "tensors are missing, or of other types"))
@@ -371,6 +417,7 @@ def _side(arrays: dict[str, np.ndarray], layer: dict[str, Any], name: str, codec
         (group_size > 0 and dim % group_size != 0, f"groups of {group_size} channels do not divide {dim}"))
     _refuse_if(where, (not _error_of_inverse(np.asarray(write, float), np.asarray(read, float)) <= 1e-5, "reading does not undo writing"))
     side = Side(write, read, mean, None if codec is None else _clip_ratios(layer.get(name), clips, where), *formats)
+    side = side if rotary is None else replace(side, rotary=rotary)
     if codec is None:
         _check_formats(side, layer.get(name), where)
     return side
@@ -422,8 +469,11 @@ def read_set(path: str | os.PathLike[str], reader: str = "transformers", allow_r
     if path.is_dir():
         place = path / _FILES[name]
         arrays, _ = _arrays_of(_read_listed(path, manifest, _FILES[name]), place)
-    layers = {each["layer_id"]: Layer(each["layer_id"], *(_side(arrays, each, side, codec, str(place)) for side in ("key", "value")))
-              for each in described}
+    layers = {}
+    for each in described:
+        rotary = _rotary_of(manifest["parts"][name], each, str(place)) if codec is None else None
+        layers[each["layer_id"]] = Layer(each["layer_id"], _side(arrays, each, "key", codec, str(place), rotary),
+                                         _side(arrays, each, "value", codec, str(place)))
     if name == "coded":
         sides = [(each[side]["bits"], getattr(layers[each["layer_id"]], side).levels.size) for each in described for side in ("key", "value")]
         taken = float(np.average([bits for bits, _ in sides], weights=[size for _, size in sides]))

@@ -110,5 +110,65 @@ class CodedStatisticsTest(unittest.TestCase):
             self.assertIn(str(file), said)
 
 
+class KeysBeforeRopeTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        cls.data = ["--model", MODEL, "--tokens", GOLDEN / "tokens_calib.npy", "--sequences", "4", "--seq-len", "1024"]
+        cls.set, cls.sums = cls.folder / "before", cls.folder / "sums.safetensors"
+        cls.said = fit(*cls.data, "--keys", "before-rope", "--save-stats", cls.sums, "--out", cls.set)
+
+    def kld(self, folder):
+        """Of the model's predictions on other text."""
+        oscar("verify", folder, "--model", MODEL, "--tokens", GOLDEN / "tokens_eval.npy", "--sequences", "2", "--compare", "none",
+              "--json", self.folder / "report.json")
+        report = json.loads((self.folder / "report.json").read_text())
+        self.assertEqual([check for check in report["checks"] if not check["ok"]], [])
+        return report["methods"][0]["model"]["kld_mean"]
+
+    def test_errors_are_fewer_and_the_set_is_smaller(self):
+        after = self.folder / "after"
+        fit(*self.data, "--out", after)
+        manifest = json.loads((self.set / "manifest.json").read_text())
+        self.assertEqual(manifest["readers"], {"transformers": "coded"})
+        rotary, = manifest["parts"]["coded"]["rotary"]
+        self.assertEqual((len(rotary["pairs"]), rotary["pairs"][1], rotary["frequency"][0]), (32, [1, 33], 1))
+        self.assertLess((self.set / "coded.safetensors").stat().st_size, 0.6 * (after / "coded.safetensors").stat().st_size)
+        self.assertLess(self.kld(self.set), 0.85 * self.kld(after))
+
+    def test_statistics_have_what_it_takes_and_parts_of_them_add_up(self):
+        again = self.folder / "again"
+        fit("--stats", self.sums, "--out", again)
+        same_files(self, again, self.set)
+        self.assertIn("statistics say all", fit("--stats", self.sums, "--keys", "before-rope", "--out", again, "--force", status=2))
+        tokens, parts = numpy.load(GOLDEN / "tokens_calib.npy")[:4, :1024], []
+        for i in (0, 2):
+            numpy.save(self.folder / f"part-{i}.npy", tokens[i:i + 2])
+            parts.append(self.folder / f"part-{i}.sums")
+            fit("--model", MODEL, "--tokens", self.folder / f"part-{i}.npy", "--keys", "before-rope", "--save-stats", parts[-1])
+        fit("--stats", *parts, "--out", self.folder / "joined")
+        self.assertLess(self.kld(self.folder / "joined"), 1.3 * self.kld(self.set))
+        after = self.folder / "after.sums"
+        fit("--model", MODEL, "--tokens", self.folder / "part-0.npy", "--save-stats", after)
+        self.assertIn("take all parts with the same options", fit("--stats", after, parts[1], "--out", self.folder / "never", status=1))
+
+    def test_a_dump_gives_it_where_it_tells_how_keys_turn(self):
+        dump = self.folder / "dump"
+        oscar("dump", *self.data, "--out", dump)
+        fit("--dump", dump, "--keys", "before-rope", "--out", self.folder / "of-dump")
+        self.assertLess(self.kld(self.folder / "of-dump"), 2 * self.kld(self.set))
+        (dump / "manifest.json").write_text((dump / "manifest.json").read_text().replace('"rope_theta"', '"another"'))
+        said = fit("--dump", dump, "--keys", "before-rope", "--out", self.folder / "of-foreign")
+        self.assertIn("the keys of all layers are coded as they are, not before RoPE: the dump does not tell how keys turn", said)
+
+    def test_readers_that_do_not_know_it_are_refused_or_get_rotations(self):
+        out = self.folder / "refused"
+        self.assertIn("vllm cannot read keys that are stored before RoPE",
+                      fit(*self.data, "--keys", "before-rope", "--for", "vllm", "--out", out, status=2))
+        self.assertIn("--keys", oscar("fit", *self.data, "--recipe", "oscar", "--keys", "before-rope", "--out", out, status=2))
+        self.assertIn("after-rope or before-rope", fit(*self.data, "--keys", "in-rope", "--out", out, status=2))
+        self.assertFalse(out.exists())
+
+
 if __name__ == "__main__":
     unittest.main(verbosity=2)

@@ -74,33 +74,15 @@ TEST_CASE("groups of tokens start after the sink, and windows are left alone") {
   CHECK(shifted != rows);
 }
 
-TEST_CASE("RoPE by hand: position 1 of two pairs with theta 100 turns by 1 and by 0.1") {
-  std::vector<float> rows{9, 9, 9, 9, 9, 1, 2, 0, 3, 5};  // tokens 0 and 1, the fifth coordinate does not take part
-  const History history{rows, 2, 1, 5, 0, {}};
-  const auto near = [](double x) { return doctest::Approx(x).epsilon(1e-6); };
-
-  methods::apply_rope(history, {100, 4}, false);
-
-  CHECK(std::vector<float>(rows.begin(), rows.begin() + 5) == std::vector<float>{9, 9, 9, 9, 9});
-  CHECK(rows[5] == near(std::cos(1.0)));
-  CHECK(rows[6] == near(2 * std::cos(0.1) - 3 * std::sin(0.1)));
-  CHECK(rows[7] == near(std::sin(1.0)));
-  CHECK(rows[8] == near(3 * std::cos(0.1) + 2 * std::sin(0.1)));
-  CHECK(rows[9] == 5);
-  methods::apply_rope(history, {100, 4}, true);
-  CHECK(rows[5] == near(1));
-  CHECK(rows[8] == near(3));
-}
-
 TEST_CASE("keys are quantised as they were before RoPE") {
   const test::Rows before{{0, 1.3F, 2, 3, 0.6F, 1.1F, 2.2F, 2.4F},
                           {1, 4, 2, 2.8F, 0, 1, 3, 1.7F},
                           {5, 4.2F, 3, 2, 1, 0, -1, 1.4F},
                           {3, 0.2F, -3, 1.2F, 2.7F, 0, 1, 2}};
-  const Rope rope{10000, 0};
+  const Rotary rope = plain_rotary(10000, 8);
   const auto embedded = [&](test::Rows x, std::size_t first = 0) {
     for (std::size_t t = 0; t < x.size(); ++t) {
-      methods::apply_rope({x[t], 1, 1, 8, static_cast<std::int64_t>(first + t), {}}, rope, false);
+      turn(rope, Turn::kForth, x[t], 1, static_cast<std::int64_t>(first + t));
     }
     return x;
   };
@@ -143,9 +125,9 @@ TEST_CASE("results do not depend on the number of threads") {
   for (const Peer& method : test::decoding_peers()) {
     CAPTURE(method.name);
     set_num_threads(1);
-    const auto one = test::flat_reconstruction(method.key, rows, 2, 64, Rope{10000, 0});
+    const auto one = test::flat_reconstruction(method.key, rows, 2, 64, plain_rotary(10000, 64));
     set_num_threads(5);
-    CHECK(test::flat_reconstruction(method.key, rows, 2, 64, Rope{10000, 0}) == one);
+    CHECK(test::flat_reconstruction(method.key, rows, 2, 64, plain_rotary(10000, 64)) == one);
   }
   set_num_threads(0);
 }

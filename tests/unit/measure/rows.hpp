@@ -40,17 +40,18 @@ inline std::vector<Peer> decoding_peers() {
 
 /// Every row of one sequence is history; fp32.
 inline std::vector<float> flat_reconstruction(const SideMethod& side, const std::vector<float>& rows, int heads,
-                                              int dim, std::optional<Rope> rope = std::nullopt) {
+                                              int dim, std::optional<Rotary> rotary = std::nullopt) {
   static const std::unique_ptr<Backend> backend = make_cpu_backend();
   const auto tokens = static_cast<std::int64_t>(rows.size()) / (heads * dim);
-  return reconstruct(side, heads_view(rows, tokens, heads, dim), {0, tokens}, {rope, Precision::kExact, backend.get()});
+  return reconstruct(side, heads_view(rows, tokens, heads, dim), {0, tokens},
+                     {std::move(rotary), Precision::kExact, backend.get()});
 }
 
 /// One head.
-inline Rows reconstruction(const SideMethod& side, const Rows& x, std::optional<Rope> rope = std::nullopt) {
+inline Rows reconstruction(const SideMethod& side, const Rows& x, std::optional<Rotary> rotary = std::nullopt) {
   std::vector<float> flat;
   for (const auto& row : x) flat.insert(flat.end(), row.begin(), row.end());
-  flat = flat_reconstruction(side, flat, 1, static_cast<int>(x[0].size()), rope);
+  flat = flat_reconstruction(side, flat, 1, static_cast<int>(x[0].size()), std::move(rotary));
   Rows y = x;
   for (std::size_t t = 0; t < x.size(); ++t) {
     for (std::size_t j = 0; j < x[t].size(); ++j) y[t][j] = flat[t * x[t].size() + j];

@@ -218,4 +218,77 @@ TEST_CASE("a channel without a value is named") {
   CHECK(grid.step[1] == 0);
 }
 
+TEST_CASE("keys before RoPE: a basis on each pair of channels, by hand and by that of whole heads") {
+  // Two channels that do not turn are a whole head: the basis of keys, but for the plain part, which has no direction.
+  const MatrixStack covariance = random_moment(1, 2, 5), cost = random_moment(1, 2, 6);
+  FisherSums fisher = read_keys(covariance, {3, -1});
+  fisher.base_key = fisher.key, fisher.base_key_sum = fisher.key_sum;
+  const Rotary still{.pairs = {0, 1}, .frequency = {0}, .far_frequency = {}};
+  const MatrixStack queries = diagonal({2, 2});
+  const CodedBasis pair = coded_pair_basis(cost, queries, 0.1, fisher, still, {256, 4096});
+  const CodedBasis whole = coded_key_basis(cost, queries, 0.1, fisher, true, *test::make_test_backend());
+  for (std::size_t i = 0; i < 2; ++i) {
+    CHECK(pair.lambda[i] == doctest::Approx(whole.lambda[i]).epsilon(1e-9));
+    CHECK(pair.transform.mean[i] == doctest::Approx(whole.transform.mean[i]));
+  }
+  for (std::size_t i = 0; i < 4; ++i) {
+    CHECK(std::abs(pair.transform.rotation[0][i]) == doctest::Approx(std::abs(whole.transform.rotation[0][i])));
+  }
+}
+
+TEST_CASE("keys before RoPE: blocks of pairs alone, inverse, and uncorrelated in order of variance") {
+  const MatrixStack covariance = random_moment(2, 16, 7), cost = random_moment(2, 16, 8);
+  FisherSums fisher = read_keys(covariance, Vector(16, 0.5));
+  fisher.base_key = fisher.key, fisher.base_key_sum = fisher.key_sum;
+  const Rotary rotary = plain_rotary(10000, 16);
+  const CodedBasis basis = coded_pair_basis(cost, random_moment(2, 16, 9), 0.1, fisher, rotary, {256, 4096});
+  CHECK(distance_from_inverse(basis.transform) < 1e-9);
+  CHECK(basis.rotary == rotary);
+  for (int h = 0; h < 2; ++h) {
+    for (std::size_t c = 0; c < 16; ++c) {
+      if (c > 0)
+        CHECK(basis.lambda[16 * static_cast<std::size_t>(h) + c] <=
+              basis.lambda[16 * static_cast<std::size_t>(h) + c - 1]);
+      std::vector<std::size_t> rows;
+      for (std::size_t i = 0; i < 16; ++i) {
+        if (basis.transform.rotation[h][i * 16 + c] != 0) rows.push_back(i);
+      }
+      REQUIRE(rows.size() == 2);
+      CHECK(rows[1] == rows[0] + 8);
+      double variance = 0;
+      for (const std::size_t i : rows) {
+        for (const std::size_t j : rows) {
+          variance += basis.transform.rotation[h][i * 16 + c] * covariance[h][i * 16 + j] *
+                      basis.transform.rotation[h][j * 16 + c];
+        }
+      }
+      CHECK(basis.lambda[16 * static_cast<std::size_t>(h) + c] == doctest::Approx(variance).epsilon(1e-9));
+    }
+  }
+}
+
+TEST_CASE("keys before RoPE: the metric of a pair is the mean over distances") {
+  FisherSums fisher = read_keys(diagonal({1, 1}), {0, 0});
+  fisher.base_key = fisher.key, fisher.base_key_sum = fisher.key_sum;
+  const MatrixStack cost = random_moment(1, 2, 11), queries = diagonal({1, 1});
+  const Rotary rotary{.pairs = {0, 1}, .frequency = {0.004F}, .far_frequency = {}};
+  MatrixStack spread(1, 2);
+  constexpr int kSteps = 20000;
+  for (int n = 0; n < kSteps; ++n) {
+    const double angle = 0.004 * (300 + (n + 0.5) / kSteps * 100), c = std::cos(angle), s = std::sin(angle);
+    const double turned[2][2] = {{c, s}, {-s, c}};  // the rows of R(D): e_0 and e_1 turned
+    for (std::size_t i = 0; i < 4; ++i) {
+      for (std::size_t k = 0; k < 4; ++k) {
+        spread[0][i] += turned[k / 2][i / 2] * cost[0][k] * turned[k % 2][i % 2] / kSteps;
+      }
+    }
+  }
+  const CodedBasis found = coded_pair_basis(cost, queries, 0, fisher, rotary, {300, 400});
+  const Rotary still{.pairs = {0, 1}, .frequency = {0}, .far_frequency = {}};
+  const CodedBasis expected = coded_pair_basis(spread, queries, 0, fisher, still, {});
+  for (std::size_t i = 0; i < 4; ++i) {
+    CHECK(found.transform.rotation[0][i] == doctest::Approx(expected.transform.rotation[0][i]).epsilon(1e-6));
+  }
+}
+
 }  // namespace oscar

@@ -41,6 +41,36 @@ inline double relative_error(const std::vector<double>& seen, const std::vector<
   return error / largest;
 }
 
+/// Keys of the first layer that attends, turned back, are the same wherever in the context a text begins. Reports by
+/// how much those of a text at the context's end differ from the reference's, which begins at 0.
+inline void compare_before_rope(ModelRunner& runner, const std::vector<TokenSequence>& sequences,
+                                const SafetensorsFile& golden,
+                                const std::function<void(const std::string&, double)>& report) {
+  const int layer = runner.config().cache_layers().front();
+  const MixerSpec& mixer = runner.config().block(layer).mixer;
+  const std::optional<Rotary> rotary = rotary_of(mixer);
+  const auto blocks = std::span(runner.config().blocks).first(static_cast<std::size_t>(layer));
+  if (!rotary || mixer.kind != MixerKind::kAttention || !why_not_before_rope(mixer).empty()) return;
+  if (std::ranges::any_of(blocks, [](const BlockSpec& block) { return block.attends(); })) return;
+  const std::string name = "layer_" + std::to_string(layer) + ".k";
+  const auto turned_back = [&](const std::vector<double>& keys, std::int64_t first) {
+    std::vector<float> rows(keys.begin(), keys.end());
+    turn(*rotary, Turn::kBack, rows, mixer.num_kv_heads, first);
+    return std::vector<double>(rows.begin(), rows.end());
+  };
+  const std::int64_t first = runner.config().max_position_embeddings - std::ssize(sequences[0]);
+  const AttentionHook see = [&](int at, std::size_t, const QkvView& qkv, std::span<float>) {
+    if (at == layer) {
+      report(name + " before RoPE",
+             relative_error(turned_back(doubles(qkv.k), first), turned_back(golden.at(name).copy().to_doubles(), 0)));
+    }
+    return false;
+  };
+  Status silent;
+  const auto pass = runner.begin(sequences, {.layers = layer + 1, .first_positions = {first}}, silent);
+  while (pass->layer() <= layer) pass->step(see, pass->layer() == layer);
+}
+
 /// `report` gets the name and relative error of "layer_<id>.{q,k,v}" of every layer with a cache, and of "logits". The
 /// file holds "tokens" (1, T), those tensors in fp32, and the logits of every 16th position; or tokens and logits
 /// alone. Returns the layers run. attend: attention in place of the model's own, out (T, Hq, d_v).
@@ -77,6 +107,7 @@ inline int compare_with_reference(
   };
   Status silent;
   runner->run(sequences, hooks, silent);
+  if (attend) compare_before_rope(*runner, sequences, golden, report);
   return layers;
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include <doctest/doctest.h>
 
+#include <cstring>
 #include <functional>
 #include <limits>
 
@@ -39,6 +40,19 @@ CodedSide random_side(unsigned seed, bool has_mean) {
   return side;
 }
 
+/// Keys before RoPE, whose matrices have entries on pairs alone: coordinates 2 p and 2 p + 1 are of pair p.
+CodedSide side_of_pairs(unsigned seed) {
+  CodedSide side = random_side(seed, true);
+  side.rotary = plain_rotary(10000, kDim);
+  for (MatrixStack* stack : {&side.transform.rotation, &side.transform.read_rotation}) {
+    for (std::size_t at = 0; at < stack->data.size(); ++at) {
+      const std::size_t row = at / kDim % kDim, column = at % kDim;
+      if (row % (kDim / 2) != column / 2) stack->data[at] = 0;
+    }
+  }
+  return side;
+}
+
 CodedPart small_set() {
   CodedPart set;
   set.model.id = "small", set.model.num_layers = 4;
@@ -65,6 +79,38 @@ void change_tensors(const std::filesystem::path& folder, const std::function<voi
 }
 
 }  // namespace
+
+TEST_CASE("keys before RoPE are read as they were written, with fewer bytes, by readers that know them") {
+  const test::TemporaryFolder folder;
+  CodedPart set = small_set();
+  write_set(folder / "whole", set_of(set), {}, false);
+  set.layers[0].key = side_of_pairs(1);
+  set.model.num_layers = 5, set.layers.push_back({4, side_of_pairs(9), random_side(13, false)});
+  write_set(folder / "set", set_of(set), {}, false);
+  const Set read = read_set(folder / "set");
+  for (std::size_t i = 0; i < 2; ++i) {
+    const CodedSide &found = read.coded->layers[i].key, &expected = set.layers[i].key;
+    CHECK(found.rotary == expected.rotary);
+    CHECK(found.transform.rotation.data == expected.transform.rotation.data);
+    CHECK(found.transform.read_rotation.data == expected.transform.read_rotation.data);
+    CHECK(found.transform.mean == expected.transform.mean);
+  }
+  CHECK(read.manifest["parts"]["coded"]["rotary"].size() == 1);
+  CHECK(part_of_reader(read, reader_from_name("vllm", "")).empty());
+  CHECK(part_of_reader(read, reader_from_name("transformers", "")) == "coded");
+  const std::map<std::string, std::function<void(Tensor&)>> wrong{
+      {"layers.4.key.pair", [](Tensor& x) { std::memset(x.data.data(), 0, x.data.size()); }},
+      {"layers.4.key.write", [](Tensor& x) {
+         x.shape = {kHeads, kDim * 2, 1};
+       }}};
+  for (const auto& [tensor, change] : wrong) {
+    write_set(folder / "set", set_of(set), {}, true);
+    change_tensors(folder / "set", [&](std::string& name, Tensor& x) {
+      if (name == tensor) change(x);
+    });
+    CHECK_THROWS_AS((void)read_set(folder / "set"), DataError);
+  }
+}
 
 TEST_CASE("a coded set is read as it was written") {
   const test::TemporaryFolder folder;
