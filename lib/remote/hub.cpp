@@ -22,15 +22,15 @@ bool is_dataset(const std::string& path) { return path.starts_with(kDatasets); }
 
 /// Where the hub's own client keeps the token of `hf auth login`.
 std::filesystem::path token_file() {
-  if (const std::string file = environment({"HF_TOKEN_PATH"}); !file.empty()) return file;
-  if (const std::string home = environment({"HF_HOME"}); !home.empty()) return std::filesystem::path(home) / "token";
-  const std::string home = environment({"HOME"});
-  const std::string cache = environment({"XDG_CACHE_HOME"}, home.empty() ? "" : home + "/.cache");
+  if (const std::string file = environment("HF_TOKEN_PATH"); !file.empty()) return file;
+  if (const std::string home = environment("HF_HOME"); !home.empty()) return std::filesystem::path(home) / "token";
+  const std::string home = environment("HOME");
+  const std::string cache = environment("XDG_CACHE_HOME", home.empty() ? "" : home + "/.cache");
   return cache.empty() ? "" : std::filesystem::path(cache) / "huggingface/token";
 }
 
 std::string hub_token() {
-  if (const std::string token = environment({"HF_TOKEN"}); !token.empty()) return token;
+  if (const std::string token = environment("HF_TOKEN"); !token.empty()) return token;
   std::string token;
   std::ifstream(token_file()) >> token;  // one word; a file that is not there has none
   return token;
@@ -68,7 +68,7 @@ std::string as_one_name(const std::string& revision) {
 template <class F>
 bool any_file(const Json& files, F&& f) {
   return std::ranges::any_of(files, [&](const Json& file) {
-    const Json name = file.is_object() ? file.value("rfilename", Json()) : Json();
+    const Json name = member(file, "rfilename");
     return name.is_string() && f(name.get<std::string>());
   });
 }
@@ -130,7 +130,7 @@ bool is_git_hash(const std::string& text) {
 }
 
 StoreLocation hub_endpoint() {
-  const std::string url = environment({"HF_ENDPOINT"}, kPublicHub);
+  const std::string url = environment("HF_ENDPOINT", kPublicHub);
   StoreLocation location = parse_location(url, {"HF_ENDPOINT", "give https://…"});
   if (!location.remote) throw UsageError("not an address of a hub: " + url, "HF_ENDPOINT", "give https://…");
   if (may_see_secrets(location.url)) location.bearer_token = hub_token();
@@ -161,8 +161,7 @@ HubRepository ask_hub(const HubAddress& address, const TransferOptions& options,
   };
   const std::string path = hub_api(address) + "/revision/" + as_one_name(address.revision) + "?blobs=true";
   if (const std::optional<Json> answer = ask(path)) {
-    const auto member = [&](const char* name) { return answer->is_object() ? answer->value(name, Json()) : Json(); };
-    const Json commit = member("sha"), files = member("siblings");
+    const Json commit = member(*answer, "sha"), files = member(*answer, "siblings");
     if (!commit.is_string() || !is_git_hash(commit.get<std::string>())) {
       throw DataError("the hub did not tell a commit", hub.url + "/" + path, "check HF_ENDPOINT");
     }

@@ -47,11 +47,9 @@ StoreLocation server_at(const std::string& scheme, const std::string& rest, cons
 
 }  // namespace
 
-std::string environment(std::initializer_list<const char*> names, const std::string& otherwise) {
-  for (const char* name : names) {
-    if (const char* value = std::getenv(name); value != nullptr && *value != '\0') return value;
-  }
-  return otherwise;
+std::string environment(const char* name, const std::string& otherwise) {
+  const char* const value = std::getenv(name);
+  return value != nullptr && *value != '\0' ? value : otherwise;
 }
 
 bool may_see_secrets(const std::string& url) {

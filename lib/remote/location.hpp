@@ -3,7 +3,6 @@
 #pragma once
 
 #include <filesystem>
-#include <initializer_list>
 #include <string>
 
 namespace oscar {
@@ -18,8 +17,8 @@ struct StoreLocation {
   [[nodiscard]] std::string text() const { return remote ? url : folder.string(); }
 };
 
-/// Value of the first of these environment variables that is set and not empty.
-[[nodiscard]] std::string environment(std::initializer_list<const char*> names, const std::string& otherwise = "");
+/// Value of this environment variable, if it is set and not empty.
+[[nodiscard]] std::string environment(const char* name, const std::string& otherwise = "");
 
 /// What a UsageError says where a text is no location: the option that it was given for, and what to give.
 struct AskedFor {
