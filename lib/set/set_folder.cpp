@@ -7,7 +7,6 @@
 #include "base/threads.hpp"
 #include "set/manifest.hpp"
 #include "set/one_truth.hpp"
-#include "set/rotation_pt.hpp"
 #include "set/serve_env.hpp"
 #include "set/set_file.hpp"
 
