@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT
-#include "verify/structure/data_covariance.hpp"
-
 #include <algorithm>
 #include <iterator>
 
 #include "base/errors.hpp"
 #include "moments/take.hpp"
+#include "verify/structure/checks.hpp"
 #include "verify/structure/objective.hpp"
 
 namespace oscar::verify {
