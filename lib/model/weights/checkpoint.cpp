@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "model/weights/checkpoint.hpp"
 
-#include "base/errors.hpp"
 #include "base/status.hpp"
+#include "model/gguf/gguf_model.hpp"
 
 namespace oscar {
 

@@ -257,6 +257,8 @@ class GgufCheckpoint : public Checkpoint {
 
 }  // namespace
 
-std::unique_ptr<Checkpoint> open_gguf(const fs::path& path) { return std::make_unique<GgufCheckpoint>(path); }
+std::unique_ptr<Checkpoint> open_gguf(const std::filesystem::path& path) {
+  return std::make_unique<GgufCheckpoint>(path);
+}
 
 }  // namespace oscar
