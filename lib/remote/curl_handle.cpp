@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <mutex>
+#include <regex>
 
 #include "base/status.hpp"
 #include "base/version.hpp"
@@ -37,6 +38,12 @@ int on_progress(void*, curl_off_t, curl_off_t, curl_off_t, curl_off_t) { return 
 void init_curl() {
   static std::once_flag once;
   std::call_once(once, [] { OSCAR_CHECK(curl_global_init(CURL_GLOBAL_DEFAULT) == CURLE_OK); });
+}
+
+std::string percent_encoded(const std::string& path, bool slashes_stay) {
+  const std::unique_ptr<char, void (*)(void*)> text(curl_easy_escape(nullptr, path.c_str(), 0), &curl_free);
+  OSCAR_CHECK(text != nullptr);
+  return slashes_stay ? std::regex_replace(text.get(), std::regex("%2F"), "/") : text.get();
 }
 
 CurlHandle::CurlHandle()

@@ -48,13 +48,6 @@ bool is_repository(const std::string& text) {
   return slash != std::string::npos && is_plain_name(name.substr(0, slash)) && is_plain_name(name.substr(slash + 1));
 }
 
-/// A revision as one part of an address: '/' and what else addresses do not have become percent codes.
-std::string as_one_name(const std::string& revision) {
-  std::string name = percent_encoded(revision);
-  for (auto slash = name.find('/'); slash != std::string::npos; slash = name.find('/')) name.replace(slash, 1, "%2F");
-  return name;
-}
-
 /// Hubs answer so for what is not there, too, where nobody has said who asks.
 [[noreturn]] void refuse_denied(const std::string& answer, const HubAddress& address, bool has_token) {
   const std::string licence = "accept the licence on its page at the hub if it asks for that";
@@ -86,7 +79,7 @@ std::string HubAddress::text() const {
 }
 
 std::string HubAddress::place() const {
-  return std::string(kHubScheme) + join_path(repository + "@" + as_one_name(revision), folder);
+  return std::string(kHubScheme) + join_path(repository + "@" + percent_encoded(revision, false), folder);
 }
 
 bool is_hub_address(const std::string& text) { return text.starts_with(kHubScheme); }
@@ -159,7 +152,7 @@ HubRepository ask_hub(const HubAddress& address, const TransferOptions& options,
     if (answer.status == 401 || answer.status == 403) refuse_denied(what, address, !hub.bearer_token.empty());
     throw TransportError(what, url, "check HF_ENDPOINT, or try again later");
   };
-  const std::string path = hub_api(address) + "/revision/" + as_one_name(address.revision) + "?blobs=true";
+  const std::string path = hub_api(address) + "/revision/" + percent_encoded(address.revision, false) + "?blobs=true";
   if (const std::optional<Json> answer = ask(path)) {
     const Json commit = member(*answer, "sha"), files = member(*answer, "siblings");
     if (!commit.is_string() || !is_git_hash(commit.get<std::string>())) {

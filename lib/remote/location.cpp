@@ -63,22 +63,6 @@ std::string join_path(const std::string& prefix, const std::string& path) {
   return prefix + "/" + path;
 }
 
-std::string percent_encoded(const std::string& path) {
-  constexpr char kDigits[] = "0123456789ABCDEF";
-  std::string text;
-  for (const char c : path) {
-    const auto byte = static_cast<unsigned char>(c);
-    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' ||
-                       c == '.' || c == '_' || c == '~' || c == '/';
-    if (plain) {
-      text += c;
-    } else {
-      text += {'%', kDigits[byte >> 4], kDigits[byte & 15]};
-    }
-  }
-  return text;
-}
-
 std::string percent_decoded(const std::string& text, const AskedFor& asked) {
   std::string result;
   for (std::size_t i = 0; i < text.size(); ++i) {

@@ -33,8 +33,9 @@ struct AskedFor {
 
 /// "a" + "b" -> "a/b"; "" + "b" -> "b"; "a" + "" -> "a".
 [[nodiscard]] std::string join_path(const std::string& prefix, const std::string& path);
-/// Everything but RFC 3986's unreserved characters and '/' as %XX: a path from an index cannot grow a query or a host.
-[[nodiscard]] std::string percent_encoded(const std::string& path);
+/// Everything but RFC 3986's unreserved characters, and slashes if they stay, as %XX: a path from an index cannot grow
+/// a query or a host (curl_handle.cpp).
+[[nodiscard]] std::string percent_encoded(const std::string& path, bool slashes_stay = true);
 /// "%41" -> "A". Throws UsageError for a code that is none, or is that of a null byte.
 [[nodiscard]] std::string percent_decoded(const std::string& text, const AskedFor& asked);
 

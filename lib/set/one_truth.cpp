@@ -217,12 +217,4 @@ Clauses disagreements(const fs::path& folder, const Set& set) {
   return out;
 }
 
-void require_one_truth(const fs::path& folder, const Set& set) {
-  const Clauses found = disagreements(folder, set);
-  if (found.empty()) return;
-  throw DataError("the files of the set contradict each other: " + found.front() +
-                      (found.size() > 1 ? ", and " + std::to_string(found.size() - 1) + " more" : ""),
-                  folder.string(), "do not use this set; fetch it again, or ask its maker");
-}
-
 }  // namespace oscar
