@@ -134,35 +134,12 @@ bool is_plain(char c) {
          std::string_view("_-./:,=+@%").find(c) != std::string_view::npos;
 }
 
-bool is_port(std::string_view text) {
-  return std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; });
-}
-
-/// "host/path" of what follows "://".
-std::string_view place_of(std::string_view address) {
-  const std::string_view authority = address.substr(0, address.find_first_of("/?#"));
-  std::size_t at = authority.rfind('@');
-  // A password may hold what ends an authority; what stands behind the colon then is no port.
-  const std::size_t colon = authority.find(':');
-  if (at == std::string_view::npos && colon != std::string_view::npos && !is_port(authority.substr(colon + 1))) {
-    at = address.rfind('@');
-  }
-  if (at != std::string_view::npos) address.remove_prefix(at + 1);
-  return address.substr(0, address.find_first_of("?#"));
-}
-
-/// https://me:secret@host/x?token=1 becomes https://host/x.
-std::string without_secrets(std::string_view argument) {
-  constexpr std::string_view kScheme = "://";
-  std::string text;
-  for (auto found = argument.find(kScheme); found != std::string_view::npos; found = argument.find(kScheme)) {
-    text += argument.substr(0, found + kScheme.size());
-    argument.remove_prefix(found + kScheme.size());
-    const std::string_view address = argument.substr(0, argument.find_first_of(" \t\r\n"));
-    text += place_of(address);
-    argument.remove_prefix(address.size());
-  }
-  return text + std::string(argument);
+/// https://me:secret@host/x?token=1 becomes https://host/x. A password may hold what ends an authority; what stands
+/// behind the colon then is no port.
+std::string without_secrets(const std::string& argument) {
+  static const std::regex user(R"((://)([^/?#\s]*@|[^/?#@\s:]*:(?!\d*([/?#\s]|$))\S*@))"),
+      query(R"((://[^?#\s]*)[?#]\S*)");
+  return std::regex_replace(std::regex_replace(argument, user, "$1"), query, "$1");
 }
 
 }  // namespace

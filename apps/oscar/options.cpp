@@ -6,6 +6,7 @@
 #include <charconv>
 #include <cmath>
 #include <filesystem>
+#include <optional>
 #include <set>
 #include <sstream>
 #include <string_view>
@@ -13,6 +14,7 @@
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/places.hpp"
+#include "base/text.hpp"
 #include "console.hpp"
 
 namespace oscar {
@@ -123,28 +125,15 @@ void emit_json(const Context& context, const Json& document) {
 
 std::vector<int> parse_layers(const std::string& text) {
   std::vector<int> layers;
-  const char* cursor = text.data();
-  const char* const end = cursor + text.size();
-  const auto fail = [&] {
-    throw UsageError("cannot read the layer list \"" + text + "\"", "--layers", "write it like 0-3,7");
-  };
-  const auto number = [&] {
-    int value = -1;
-    const auto [stop, error] = std::from_chars(cursor, end, value);
-    if (error != std::errc() || value < 0) fail();
-    cursor = stop;
-    return value;
-  };
-  while (cursor < end) {
-    const int first = number();
-    int last = first;
-    if (cursor < end && *cursor == '-') {
-      ++cursor;
-      last = number();
+  std::istringstream parts(text.ends_with(',') ? text + "," : text);  // behind a comma something has to stand
+  for (std::string part; std::getline(parts, part, ',');) {
+    const std::size_t dash = part.find('-');
+    const std::optional<int> first = parse_number(part.substr(0, dash));
+    const std::optional<int> last = dash == part.npos ? first : parse_number(part.substr(dash + 1));
+    if (!first || !last || *last < *first || *last - *first > 100000) {
+      throw UsageError("cannot read the layer list \"" + text + "\"", "--layers", "write it like 0-3,7");
     }
-    if (last < first || last - first > 100000) fail();
-    for (int layer = first; layer <= last; ++layer) layers.push_back(layer);
-    if (cursor < end && (*cursor++ != ',' || cursor == end)) fail();
+    for (int layer = *first; layer <= *last; ++layer) layers.push_back(layer);
   }
   return layers;
 }

@@ -13,7 +13,6 @@
 //   windows, page tables and lengths as for int2_decode
 //   q        bfloat16 (batch, num_q_heads, head_dim), or (batch, 2 to 8 query tokens, num_q_heads, head_dim): the
 //            newest tokens of a sequence, the last of its window, each of which sees those before it
-#include <array>
 #include <cstring>
 #include <vector>
 

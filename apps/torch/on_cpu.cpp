@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "kernels/reference/attention.hpp"
 #include "kernels/reference/packing.hpp"

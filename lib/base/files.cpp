@@ -109,17 +109,10 @@ std::vector<fs::path> list_files(const fs::path& folder) {
 }
 
 bool is_safe_relative_path(std::string_view path) {
-  if (path.empty() || path.front() == '/' || path.find('\\') != std::string_view::npos ||
-      path.find('\0') != std::string_view::npos) {
-    return false;
-  }
-  for (std::size_t begin = 0; begin <= path.size();) {
-    const std::size_t end = std::min(path.find('/', begin), path.size());
-    const std::string_view part = path.substr(begin, end - begin);
-    if (part.empty() || part == "." || part == "..") return false;
-    begin = end + 1;
-  }
-  return true;
+  if (path.empty() || path.find_first_of(std::string_view("\\\0", 2)) != std::string_view::npos) return false;
+  const fs::path normal = fs::path(path).lexically_normal();  // without "." and empty parts; ".." leads
+  return normal.native() == path && normal.is_relative() && normal.has_filename() && normal != "." &&
+         *normal.begin() != "..";
 }
 
 bool lies_in(const fs::path& folder, const fs::path& path) {

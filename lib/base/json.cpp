@@ -72,6 +72,12 @@ std::string json_text(const Json& document) {
 
 void write_json(const std::filesystem::path& path, const Json& document) { write_file(path, json_text(document)); }
 
+const Json& member(const Json& json, const std::string& name) {
+  static const Json kNull;
+  const auto found = json.is_object() ? json.find(name) : json.end();
+  return found == json.end() ? kNull : *found;
+}
+
 std::string differences(const Json& one, const Json& other) {
   std::string names;
   const auto add = [&](const std::string& name) { names += (names.empty() ? "" : ", ") + name; };

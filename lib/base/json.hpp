@@ -26,6 +26,9 @@ void write_json(const std::filesystem::path& path, const Json& document);
 /// member. Throws DataError naming the first member that does not fit.
 void validate_json(const Json& document, const std::string& schema, const std::string& where);
 
+/// Returns a member; null where `json`, which must outlive it, is no object, or has none of this name.
+[[nodiscard]] const Json& member(const Json& json, const std::string& name);
+
 /// Returns the names of the members in which two objects differ, "a, b"; "" if in none.
 [[nodiscard]] std::string differences(const Json& one, const Json& other);
 

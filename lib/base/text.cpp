@@ -88,6 +88,11 @@ std::string plural(std::int64_t count, std::string_view one, std::string_view ma
   return many.empty() ? (text += one) += 's' : text += many;
 }
 
+std::string lower_case(std::string text) {
+  std::ranges::transform(text, text.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return text;
+}
+
 bool is_plain_name(std::string_view text) {
   constexpr std::size_t kMost = 96;
   const auto alphanumeric = [](char c) {
@@ -101,11 +106,6 @@ bool is_plain_name(std::string_view text) {
 namespace {
 
 constexpr std::size_t kLongest = 400;  // characters: no name is longer, and texts of others may be
-
-std::string lower_case(std::string text) {
-  std::ranges::transform(text, text.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return text;
-}
 
 /// Number of inserted, deleted, replaced or swapped neighbouring letters between two words.
 std::size_t edit_distance(const std::string& a, const std::string& b) {
@@ -151,8 +151,7 @@ UsageError unknown_choice(const std::string& value, const std::string& option, c
                           const std::string& hint) {
   std::string remedy = hint.empty() ? "" : hint + "; ";
   if (const std::string near = nearest_name(value, names); !near.empty()) remedy += "did you mean " + near + "? ";
-  for (std::size_t i = 0; i < names.size(); ++i) remedy += (i == 0 ? "use one of: " : ", ") + names[i];
-  return {"unknown value \"" + value + "\"", option, remedy};
+  return {"unknown value \"" + value + "\"", option, remedy + (names.empty() ? "" : "use one of: ") + joined(names)};
 }
 
 }  // namespace oscar

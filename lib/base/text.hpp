@@ -3,7 +3,10 @@
 // what somebody who wrote a name that is not there may have meant.
 #pragma once
 
+#include <charconv>
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -30,6 +33,26 @@ namespace oscar {
 /// Returns a count and what is counted: plural(1, "layer") is "1 layer", plural(2, "layer") "2 layers". many: for words
 /// that do not take an s ("matrices").
 [[nodiscard]] std::string plural(std::int64_t count, std::string_view one, std::string_view many = "");
+
+/// Returns what is told of each, one behind the other: "a, b, c". text: of one of them; default: they are texts.
+template <class Range, class Text = std::identity>
+[[nodiscard]] std::string joined(Range&& range, std::string_view between = ", ", const Text& text = {}) {
+  std::string all;
+  for (const auto& each : range) (all += all.empty() ? "" : between) += std::invoke(text, each);
+  return all;
+}
+
+/// Returns `text` with small letters in the place of capital ones (ASCII).
+[[nodiscard]] std::string lower_case(std::string text);
+
+/// Returns the number that `text` is; nothing for other texts, negative numbers, and those that the type cannot hold.
+template <class Number = int>
+[[nodiscard]] std::optional<Number> parse_number(std::string_view text) {
+  Number value = 0;
+  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || stop != text.data() + text.size() || value < Number{0}) return std::nullopt;
+  return value;
+}
 
 /// Whether `text` may be a part of a name, and of a path: letters, digits, '.', '_' and '-', at most 96 of them, the
 /// first a letter, a digit or '_', and no "..".

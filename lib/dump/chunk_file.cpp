@@ -2,11 +2,11 @@
 #include "dump/chunk_file.hpp"
 
 #include <algorithm>
-#include <charconv>
 
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/sha256.hpp"
+#include "base/text.hpp"
 #include "tensor/hdf5.hpp"
 #include "tensor/pt.hpp"
 #include "tensor/safetensors.hpp"
@@ -147,13 +147,6 @@ void require_recorded_small_file(const fs::path& file, const Json& record) {
 void require_unchanged(const ChunkTensor& tensor) {
   if (tensor.record.is_null() || tensor.record["sha256"] == sha256_file(tensor.file)) return;
   refuse_changed(tensor, regular_file_size(tensor.file));
-}
-
-std::optional<int> parse_number(std::string_view text) {
-  int value = -1;
-  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || stop != text.data() + text.size() || value < 0) return std::nullopt;
-  return value;
 }
 
 std::vector<std::string> names_in(const std::filesystem::path& folder) {

@@ -8,7 +8,6 @@
 
 #include <array>
 #include <filesystem>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -62,8 +61,6 @@ void require_recorded_small_file(const std::filesystem::path& file, const Json& 
 /// Reads a whole file on disk. Throws DataError unless every byte is as recorded; does nothing without a record.
 void require_unchanged(const ChunkTensor& tensor);
 
-/// Returns the number that the text is; nothing for other texts and for negative numbers.
-[[nodiscard]] std::optional<int> parse_number(std::string_view text);
 /// Returns the names of what lies in a folder; none of what is no folder.
 [[nodiscard]] std::vector<std::string> names_in(const std::filesystem::path& folder);
 /// Numbers n with `folder`/<prefix>n<suffix>, ascending; none of what is no folder.

@@ -197,9 +197,6 @@ class FolderSource : public QkvSource {
     describe();
   }
 
-  [[nodiscard]] const ModelIdentity& model() const override { return model_; }
-  [[nodiscard]] const CalibrationData& calibration() const override { return calibration_; }
-  [[nodiscard]] const std::vector<int>& layer_ids() const override { return layer_ids_; }
   [[nodiscard]] std::unique_ptr<LayerStream> open(int layer_id) override {
     Status silent;
     Status& listener = is_first_opening(layer_id) ? status_ : silent;
@@ -247,9 +244,6 @@ class FolderSource : public QkvSource {
   DumpIndex index_;
   SourceLimits limits_;
   Status& status_;
-  std::vector<int> layer_ids_;
-  ModelIdentity model_;
-  CalibrationData calibration_;
   std::vector<DumpChunk> first_layer_;
   std::mutex mutex_;
   std::set<int> opened_;  // layers whose notices were said

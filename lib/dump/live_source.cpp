@@ -193,12 +193,12 @@ class Source : public LiveSource {
       : runner_(runner),
         config_(runner.config()),
         sequences_(std::move(sequences)),
-        calibration_(describe(sequences_)),
         status_(status),
         slots_(sequence_slots(sequences_, options)),
         to_the_end_(options.to_the_end),
         dtype_(dtype_from_name(options.dtype == "auto" ? config_.torch_dtype : options.dtype)) {
     OSCAR_CHECK(is_activation_dtype(dtype_) && options.chunk_tokens > 0);
+    model_ = config_.identity, calibration_ = describe(sequences_);
     choose_layers(options.layers);
     const int layers = to_the_end_ || layer_ids_.empty() ? config_.num_layers : layer_ids_.back() + 1;
     const PassOptions pass{layers, /*prepare=*/true, options.first_positions};
@@ -207,10 +207,6 @@ class Source : public LiveSource {
       finding_memory_ = std::async(std::launch::async, [this] { find_memory(); });
     }
   }
-
-  [[nodiscard]] const ModelIdentity& model() const override { return config_.identity; }
-  [[nodiscard]] const CalibrationData& calibration() const override { return calibration_; }
-  [[nodiscard]] const std::vector<int>& layer_ids() const override { return layer_ids_; }
 
   void keep_states(const std::filesystem::path& folder, std::function<bool(int)> is_kept) override {
     states_.emplace(folder, layer_ids_, std::move(is_kept), status_).restore(*pass_);
@@ -277,12 +273,10 @@ class Source : public LiveSource {
   ModelRunner& runner_;
   const ModelConfig config_;
   std::vector<TokenSequence> sequences_;
-  CalibrationData calibration_;
   Status& status_;
   std::vector<SequenceSlot> slots_;  // by sequence
   bool to_the_end_;
   DType dtype_;
-  std::vector<int> layer_ids_;
   std::unique_ptr<ModelPass> pass_;
   std::optional<LiveStates> states_;
   std::future<void> finding_memory_;  // last, since it uses the others

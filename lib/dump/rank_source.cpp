@@ -112,19 +112,16 @@ class FileSource : public QkvSource {
   FileSource(RankLayout layout, int rank, SourceLimits limits)
       : layout_(std::move(layout)), rank_(rank), limits_(std::move(limits)) {
     const fs::path folder = path(layout_.layer_ids.front()).parent_path();
-    layout_.layer_ids = chosen_layers(layout_.layer_ids, limits_.layers, folder);
-    const int first = layout_.layer_ids.front();
+    layer_ids_ = chosen_layers(layout_.layer_ids, limits_.layers, folder);
+    const int first = layer_ids_.front();
     const Rows rows = read(first);
-    model_.num_layers = layout_.layer_ids.back() + 1;
+    model_.num_layers = layer_ids_.back() + 1;
     model_.head_dim = heads_view(rows.q, "q").head_dim;
     calibration_.sequences = static_cast<std::int64_t>(rows.sequences.size());
     for (const SequenceRange& range : rows.sequences) calibration_.tokens += range.size();
     calibration_.data_sha256 = sha256_hex(sha256_file(path(first)) + " first " + std::to_string(calibration_.tokens));
   }
 
-  [[nodiscard]] const ModelIdentity& model() const override { return model_; }
-  [[nodiscard]] const CalibrationData& calibration() const override { return calibration_; }
-  [[nodiscard]] const std::vector<int>& layer_ids() const override { return layout_.layer_ids; }
   [[nodiscard]] std::unique_ptr<LayerStream> open(int layer_id) override {
     return std::make_unique<RowsStream>(std::make_shared<Rows>(read(layer_id)), path(layer_id).string());
   }
@@ -147,8 +144,6 @@ class FileSource : public QkvSource {
   RankLayout layout_;
   int rank_;
   SourceLimits limits_;
-  ModelIdentity model_;
-  CalibrationData calibration_;
 };
 
 using Views = std::vector<HeadsView>;
@@ -302,20 +297,18 @@ class MergedStream : public LayerStream {
 
 class MergedSource : public QkvSource {
  public:
-  explicit MergedSource(std::vector<std::unique_ptr<QkvSource>> ranks)
-      : ranks_(std::move(ranks)), model_(ranks_.front()->model()), calibration_(ranks_.front()->calibration()) {
+  explicit MergedSource(std::vector<std::unique_ptr<QkvSource>> ranks) : ranks_(std::move(ranks)) {
+    const QkvSource& first = *ranks_.front();
+    model_ = first.model(), calibration_ = first.calibration(), layer_ids_ = first.layer_ids();
     std::string hashes;
     for (const auto& rank : ranks_) hashes += rank->calibration().data_sha256;
     calibration_.data_sha256 = sha256_hex(hashes);
     QkvChunk chunk;
-    if (!open(layer_ids().front())->next(chunk)) return;
+    if (!open(layer_ids_.front())->next(chunk)) return;
     model_.num_attention_heads = chunk.view.q.num_heads;
     model_.num_key_value_heads = chunk.view.k.num_heads;
   }
 
-  [[nodiscard]] const ModelIdentity& model() const override { return model_; }
-  [[nodiscard]] const CalibrationData& calibration() const override { return calibration_; }
-  [[nodiscard]] const std::vector<int>& layer_ids() const override { return ranks_.front()->layer_ids(); }
   [[nodiscard]] std::unique_ptr<LayerStream> open(int layer_id) override {
     std::vector<std::unique_ptr<LayerStream>> streams;
     for (const auto& rank : ranks_) streams.push_back(rank->open(layer_id));
@@ -324,8 +317,6 @@ class MergedSource : public QkvSource {
 
  private:
   std::vector<std::unique_ptr<QkvSource>> ranks_;
-  ModelIdentity model_;
-  CalibrationData calibration_;
 };
 
 }  // namespace

@@ -40,12 +40,18 @@ class QkvSource {
  public:
   virtual ~QkvSource() = default;
   /// Unknown fields are empty.
-  [[nodiscard]] virtual const ModelIdentity& model() const = 0;
-  [[nodiscard]] virtual const CalibrationData& calibration() const = 0;
+  [[nodiscard]] const ModelIdentity& model() const { return model_; }
+  [[nodiscard]] const CalibrationData& calibration() const { return calibration_; }
   /// Ascending; may be sparse (hybrid models).
-  [[nodiscard]] virtual const std::vector<int>& layer_ids() const = 0;
+  [[nodiscard]] const std::vector<int>& layer_ids() const { return layer_ids_; }
   /// Layers must be opened in ascending order; a live model cannot go back.
   [[nodiscard]] virtual std::unique_ptr<LayerStream> open(int layer_id) = 0;
+
+ protected:
+  // For the constructors of sources to fill.
+  ModelIdentity model_;
+  CalibrationData calibration_;
+  std::vector<int> layer_ids_;
 };
 
 /// Returns how many tokens each sequence of a layer has. Leaves the stream at its end.

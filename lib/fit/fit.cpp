@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <utility>
 #include <vector>
 
 #include "base/errors.hpp"
@@ -111,15 +110,6 @@ FitPlan plan_for(const Statistics& statistics, const FitOptions& options, Status
   throw DataError("the statistics do not suffice for any part", "--stats", "take them by oscar fit --save-stats");
 }
 
-/// "a", "a and b", "a, b and c".
-std::string listed(const std::vector<std::string>& names) {
-  std::string text;
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    text += (i == 0 ? "" : i + 1 == names.size() ? " and " : ", ") + names[i];
-  }
-  return text;
-}
-
 /// Throws UsageError for a reader that was named and can read no part: some of what it cannot read shows only in what
 /// was fitted.
 void require_parts_for(const Set& set, const std::vector<std::string>& named) {
@@ -142,16 +132,13 @@ void tell_of_mean_key(const Statistics& statistics, Set& set, Status& status) {
   if (!mean || part == set.rotations.end()) return;
   part->second.recipe["mean_key"] = {{"layer_id", mean->first}, {"share_of_energy", mean->second}};
   if (mean->second <= kMostOfEnergy) return;
-  std::vector<std::string> names;
-  for (const auto& [reader, own] : parts_of_readers(set)) {
-    if (own == kRotationsName) names.push_back(reader);
-  }
+  std::vector<std::string> names = readers_of_part(set, kRotationsName);
   if (names.empty()) return;
   std::ranges::reverse(names);
   status.notice(
       fmt::format("{} {} rotations without means, and in layer {} the mean key has {:.0f} % of the keys' energy: "
                   "expect errors that verify will reject",
-                  listed(names), names.size() == 1 ? "reads" : "read", mean->first, 100 * mean->second));
+                  joined(names, " and "), names.size() == 1 ? "reads" : "read", mean->first, 100 * mean->second));
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <ranges>
 #include <tuple>
 #include <utility>
 
@@ -141,10 +142,7 @@ void require_readers(const std::vector<const Reader*>& asked, const FitOptions& 
   const auto unable = std::ranges::find_if(asked, [&](const Reader* reader) { return !can(*reader); });
   const bool one = std::ranges::any_of(asked, [&](const Reader* reader) { return can(*reader); });
   if (unable == asked.end() || (one && !named)) return;
-  std::string able;
-  for (const Reader& reader : readers()) {
-    if (can(reader)) able += (able.empty() ? "" : ",") + reader.name;
-  }
+  const std::string able = joined(readers() | std::views::filter(can), ",", &Reader::name);
   const auto [what, option] = beyond(**unable, options, recipe);
   throw UsageError((*unable)->name + " cannot read " + what, option + ", --for",
                    "leave that out, or give readers that can: --for " + able);

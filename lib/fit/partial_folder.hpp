@@ -4,7 +4,6 @@
 #pragma once
 
 #include <filesystem>
-#include <string>
 
 #include "base/json.hpp"
 #include "base/status.hpp"

@@ -4,13 +4,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <optional>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "base/errors.hpp"
+#include "base/text.hpp"
 #include "base/threads.hpp"
 #include "measure/kv_method.hpp"
 #include "method/clip.hpp"
@@ -73,19 +73,11 @@ bool has(const LayerStatistics& layer, Moment moment) {
 std::optional<std::pair<double, double>> parse_clip(const std::string& text) {
   if (text == "auto") return std::nullopt;
   if (text == "off") return std::pair(0.0, 0.0);
-  double key = -1, value = -1;
-  const char* const end = text.data() + text.size();
-  const auto first = std::from_chars(text.data(), end, key);
-  if (first.ec == std::errc() && first.ptr != end && *first.ptr == ',') {
-    const auto second = std::from_chars(first.ptr + 1, end, value);
-    if (second.ec != std::errc() || second.ptr != end) value = -1;
-  }
-  const auto is_ratio = [](double ratio) { return ratio >= 0 && ratio <= 1; };
-  if (!is_ratio(key) || !is_ratio(value)) {
-    throw UsageError("cannot read the clip ratios \"" + text + "\"", "--clip",
-                     "use auto, off, or two ratios from 0 to 1 like 0.96,0.92");
-  }
-  return std::pair(key, value);
+  const std::size_t comma = std::min(text.find(','), text.size() - 1);
+  const auto key = parse_number<double>(text.substr(0, comma)), value = parse_number<double>(text.substr(comma + 1));
+  if (key && value && *key <= 1 && *value <= 1) return std::pair(*key, *value);
+  throw UsageError("cannot read the clip ratios \"" + text + "\"", "--clip",
+                   "use auto, off, or two ratios from 0 to 1 like 0.96,0.92");
 }
 
 /// Sums of scores over layers: the best single ratio for servers without tables.

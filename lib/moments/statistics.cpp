@@ -9,6 +9,7 @@
 #include "base/errors.hpp"
 #include "base/sha256.hpp"
 #include "base/status.hpp"
+#include "base/text.hpp"
 #include "base/threads.hpp"
 #include "moments/statistics_file.hpp"
 
@@ -22,11 +23,7 @@ struct Part {
   Statistics manifest;
 
   /// "a.safetensors", or "a.safetensors, b.safetensors"
-  [[nodiscard]] std::string name() const {
-    std::string text;
-    for (const StatisticsFile& file : files) text += (text.empty() ? "" : ", ") + file.path();
-    return text;
-  }
+  [[nodiscard]] std::string name() const { return joined(files, ", ", &StatisticsFile::path); }
 };
 
 [[noreturn]] void refuse(const std::string& what, const Part& a, const Part& b, const char* advice) {

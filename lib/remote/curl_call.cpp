@@ -76,17 +76,7 @@ HttpAnswer call_once(const StoreLocation& location, const HttpCall& call, const 
   const CURLcode code = curl_easy_perform(handle.get());
   throw_if_interrupted();
   answer.status = handle.status();
-  if (handle.may_pass(code)) {
-    TransientError error(code == CURLE_OK ? "the server answered HTTP " + std::to_string(answer.status)
-                                          : "the transfer failed: " + handle.reason(code),
-                         call.url, "try again later");
-    error.retry_after_seconds = handle.retry_after();
-    throw error;
-  }
-  if (code != CURLE_OK) {
-    throw TransportError("the transfer failed: " + handle.reason(code), call.url,
-                         "check the address, the network and the proxy settings, then run again");
-  }
+  if (code != CURLE_OK || handle.may_pass(code)) handle.fail(code, call.url, "try again later");
   const char* method = nullptr;
   curl_easy_getinfo(handle.get(), CURLINFO_EFFECTIVE_METHOD, &method);
   if (method == nullptr || call.method == method) return answer;

@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <filesystem>
 #include <mutex>
+#include <regex>
 
 #include "base/status.hpp"
 #include "base/version.hpp"
+#include "remote/transport.hpp"
 
 namespace oscar {
 namespace {
@@ -18,13 +20,16 @@ constexpr long kMinBytesPerSecond = 100;
 /// The file of authorities to trust; empty: the one that libcurl was built to read. OpenSSL's own variable, which
 /// libcurl does not read, is for private servers; the other places are those of systems that libcurl was not built for.
 std::string certificates() {
-  if (std::string given = environment({"SSL_CERT_FILE"}); !given.empty()) return given;
+  if (std::string given = environment("SSL_CERT_FILE"); !given.empty()) return given;
   for (const char* place : {"/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt",
                             "/etc/ssl/ca-bundle.pem", "/etc/ssl/cert.pem"}) {
     if (std::filesystem::exists(place)) return place;
   }
   return "";
 }
+
+/// Whether a server said how a transfer ended.
+bool is_answer(CURLcode code) { return code == CURLE_OK || code == CURLE_HTTP_RETURNED_ERROR; }
 
 int on_progress(void*, curl_off_t, curl_off_t, curl_off_t, curl_off_t) { return interrupt_requested() ? 1 : 0; }
 
@@ -33,6 +38,12 @@ int on_progress(void*, curl_off_t, curl_off_t, curl_off_t, curl_off_t) { return 
 void init_curl() {
   static std::once_flag once;
   std::call_once(once, [] { OSCAR_CHECK(curl_global_init(CURL_GLOBAL_DEFAULT) == CURLE_OK); });
+}
+
+std::string percent_encoded(const std::string& path, bool slashes_stay) {
+  const std::unique_ptr<char, void (*)(void*)> text(curl_easy_escape(nullptr, path.c_str(), 0), &curl_free);
+  OSCAR_CHECK(text != nullptr);
+  return slashes_stay ? std::regex_replace(text.get(), std::regex("%2F"), "/") : text.get();
 }
 
 CurlHandle::CurlHandle()
@@ -87,12 +98,6 @@ std::string CurlHandle::header(const char* name) const {
   return code == CURLHE_OK ? found->value : "";
 }
 
-double CurlHandle::retry_after() const {
-  curl_off_t seconds = 0;
-  curl_easy_getinfo(handle_.get(), CURLINFO_RETRY_AFTER, &seconds);
-  return static_cast<double>(seconds);
-}
-
 bool CurlHandle::may_pass(CURLcode code) const {
   const long answer = status();
   switch (code) {
@@ -116,8 +121,19 @@ bool CurlHandle::may_pass(CURLcode code) const {
   }
 }
 
-std::string CurlHandle::reason(CURLcode code) const {
-  return reason_[0] != '\0' ? reason_.get() : curl_easy_strerror(code);
+std::string CurlHandle::failure(CURLcode code) const {
+  if (is_answer(code)) return "the server answered HTTP " + std::to_string(status());
+  return std::string("the transfer failed: ") + (reason_[0] != '\0' ? reason_.get() : curl_easy_strerror(code));
+}
+
+void CurlHandle::fail(CURLcode code, const std::string& where, const char* remedy) const {
+  if (!is_answer(code)) remedy = "check the address, the network and the proxy settings, then run again";
+  if (!may_pass(code)) throw TransportError(failure(code), where, remedy);
+  curl_off_t seconds = 0;
+  curl_easy_getinfo(handle_.get(), CURLINFO_RETRY_AFTER, &seconds);
+  TransientError error(failure(code), where, remedy);
+  error.retry_after_seconds = static_cast<double>(seconds);
+  throw error;
 }
 
 }  // namespace oscar

@@ -37,12 +37,12 @@ class CurlHandle {
   [[nodiscard]] long status() const;
   /// Returns a header of the (last) answer; empty: it has none.
   [[nodiscard]] std::string header(const char* name) const;
-  /// Returns how many seconds the server asked to wait; 0: none.
-  [[nodiscard]] double retry_after() const;
   /// Whether a transfer that ended with `code` failed in a way that may go away by itself.
   [[nodiscard]] bool may_pass(CURLcode code) const;
-  /// Why a transfer ended with `code`.
-  [[nodiscard]] std::string reason(CURLcode code) const;
+  /// Says that the server refused, or why a transfer ended with `code`.
+  [[nodiscard]] std::string failure(CURLcode code) const;
+  /// Throws TransientError if may_pass(), else TransportError. remedy: for answers of a server.
+  [[noreturn]] void fail(CURLcode code, const std::string& where, const char* remedy) const;
 
  private:
   // libcurl uses the first two until the handle is gone.

@@ -2,7 +2,6 @@
 // Files on a web server. Everything goes through one multi handle, so that the index, the manifest and the files share
 // connections: over HTTP/2 all of them one.
 #include <algorithm>
-#include <charconv>
 #include <exception>
 #include <limits>
 #include <list>
@@ -26,30 +25,25 @@ constexpr std::uint64_t kPageBytes = 64 << 10;
 /// What is read from a socket at once; libcurl's own 16 KiB mean sixteen times as many reads.
 constexpr long kReceiveBytes = 256 << 10;
 
-std::optional<std::uint64_t> number(std::string_view text) {
-  std::uint64_t value = 0;
-  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || stop != text.data() + text.size()) return std::nullopt;
-  return value;
-}
-
 AnswerHeader header_of(const CurlHandle& handle) {
   AnswerHeader answer;
   answer.partial = handle.status() == 206;
   answer.version = handle.header("etag");
   if (answer.version.empty()) answer.version = handle.header("last-modified");
   if (!answer.partial) {
-    answer.size = number(handle.header("content-length"));
+    answer.size = parse_number<std::uint64_t>(handle.header("content-length"));
     return answer;
   }
   // RFC 9110: "bytes 5-9/100"; a star in place of a size that the server does not know.
   const std::string range = handle.header("content-range");
   const auto blank = range.find(' '), dash = range.find('-'), slash = range.find('/');
   const bool sound = blank < dash && dash < slash && slash != std::string::npos;
-  const auto first = sound ? number(std::string_view(range).substr(blank + 1, dash - blank - 1)) : std::nullopt;
+  const auto number = [&](std::size_t begin, std::size_t end) {
+    return sound ? parse_number<std::uint64_t>(std::string_view(range).substr(begin, end - begin)) : std::nullopt;
+  };
   // A piece from nowhere is nobody's.
-  answer.offset = first.value_or(std::numeric_limits<std::uint64_t>::max());
-  if (sound) answer.size = number(std::string_view(range).substr(slash + 1));
+  answer.offset = number(blank + 1, dash).value_or(std::numeric_limits<std::uint64_t>::max());
+  answer.size = number(slash + 1, range.size());
   return answer;
 }
 
@@ -87,8 +81,7 @@ struct CurlTransfer {
                            where, "check that the address is the right one; tell who hosts it");
     }
     const bool answered = code == CURLE_OK || code == CURLE_HTTP_RETURNED_ERROR;
-    const std::string what =
-        answered ? "the server answered HTTP " + std::to_string(status) : "the transfer failed: " + handle.reason(code);
+    const std::string what = handle.failure(code);
     if (answered && status == 404) throw NotFound(what, where, "check the address and the name");
     if (answered && status == 412) throw Changed(where);
     if (answered && status == 401) {
@@ -99,13 +92,9 @@ struct CurlTransfer {
                    "check the address, and that you may read this: some servers answer so for what is "
                    "not there");
     }
-    const char* remedy = !answered       ? "check the address, the network and the proxy settings, then run again"
-                         : status == 416 ? "the file is shorter than what is asked of it: upload it again"
-                                         : "check the address, or try again later";
-    if (!handle.may_pass(code)) throw TransportError(what, where, remedy);
-    TransientError error(what, where, remedy);
-    error.retry_after_seconds = answered ? handle.retry_after() : 0;
-    throw error;
+    handle.fail(code, where,
+                status == 416 ? "the file is shorter than what is asked of it: upload it again"
+                              : "check the address, or try again later");
   }
 };
 

@@ -22,15 +22,15 @@ bool is_dataset(const std::string& path) { return path.starts_with(kDatasets); }
 
 /// Where the hub's own client keeps the token of `hf auth login`.
 std::filesystem::path token_file() {
-  if (const std::string file = environment({"HF_TOKEN_PATH"}); !file.empty()) return file;
-  if (const std::string home = environment({"HF_HOME"}); !home.empty()) return std::filesystem::path(home) / "token";
-  const std::string home = environment({"HOME"});
-  const std::string cache = environment({"XDG_CACHE_HOME"}, home.empty() ? "" : home + "/.cache");
+  if (const std::string file = environment("HF_TOKEN_PATH"); !file.empty()) return file;
+  if (const std::string home = environment("HF_HOME"); !home.empty()) return std::filesystem::path(home) / "token";
+  const std::string home = environment("HOME");
+  const std::string cache = environment("XDG_CACHE_HOME", home.empty() ? "" : home + "/.cache");
   return cache.empty() ? "" : std::filesystem::path(cache) / "huggingface/token";
 }
 
 std::string hub_token() {
-  if (const std::string token = environment({"HF_TOKEN"}); !token.empty()) return token;
+  if (const std::string token = environment("HF_TOKEN"); !token.empty()) return token;
   std::string token;
   std::ifstream(token_file()) >> token;  // one word; a file that is not there has none
   return token;
@@ -48,13 +48,6 @@ bool is_repository(const std::string& text) {
   return slash != std::string::npos && is_plain_name(name.substr(0, slash)) && is_plain_name(name.substr(slash + 1));
 }
 
-/// A revision as one part of an address: '/' and what else addresses do not have become percent codes.
-std::string as_one_name(const std::string& revision) {
-  std::string name = percent_encoded(revision);
-  for (auto slash = name.find('/'); slash != std::string::npos; slash = name.find('/')) name.replace(slash, 1, "%2F");
-  return name;
-}
-
 /// Hubs answer so for what is not there, too, where nobody has said who asks.
 [[noreturn]] void refuse_denied(const std::string& answer, const HubAddress& address, bool has_token) {
   const std::string licence = "accept the licence on its page at the hub if it asks for that";
@@ -68,7 +61,7 @@ std::string as_one_name(const std::string& revision) {
 template <class F>
 bool any_file(const Json& files, F&& f) {
   return std::ranges::any_of(files, [&](const Json& file) {
-    const Json name = file.is_object() ? file.value("rfilename", Json()) : Json();
+    const Json name = member(file, "rfilename");
     return name.is_string() && f(name.get<std::string>());
   });
 }
@@ -86,7 +79,7 @@ std::string HubAddress::text() const {
 }
 
 std::string HubAddress::place() const {
-  return std::string(kHubScheme) + join_path(repository + "@" + as_one_name(revision), folder);
+  return std::string(kHubScheme) + join_path(repository + "@" + percent_encoded(revision, false), folder);
 }
 
 bool is_hub_address(const std::string& text) { return text.starts_with(kHubScheme); }
@@ -130,7 +123,7 @@ bool is_git_hash(const std::string& text) {
 }
 
 StoreLocation hub_endpoint() {
-  const std::string url = environment({"HF_ENDPOINT"}, kPublicHub);
+  const std::string url = environment("HF_ENDPOINT", kPublicHub);
   StoreLocation location = parse_location(url, {"HF_ENDPOINT", "give https://…"});
   if (!location.remote) throw UsageError("not an address of a hub: " + url, "HF_ENDPOINT", "give https://…");
   if (may_see_secrets(location.url)) location.bearer_token = hub_token();
@@ -159,10 +152,9 @@ HubRepository ask_hub(const HubAddress& address, const TransferOptions& options,
     if (answer.status == 401 || answer.status == 403) refuse_denied(what, address, !hub.bearer_token.empty());
     throw TransportError(what, url, "check HF_ENDPOINT, or try again later");
   };
-  const std::string path = hub_api(address) + "/revision/" + as_one_name(address.revision) + "?blobs=true";
+  const std::string path = hub_api(address) + "/revision/" + percent_encoded(address.revision, false) + "?blobs=true";
   if (const std::optional<Json> answer = ask(path)) {
-    const auto member = [&](const char* name) { return answer->is_object() ? answer->value(name, Json()) : Json(); };
-    const Json commit = member("sha"), files = member("siblings");
+    const Json commit = member(*answer, "sha"), files = member(*answer, "siblings");
     if (!commit.is_string() || !is_git_hash(commit.get<std::string>())) {
       throw DataError("the hub did not tell a commit", hub.url + "/" + path, "check HF_ENDPOINT");
     }

@@ -5,10 +5,8 @@
 // `hf auth login` keeps in a file, is sent to the hub and to nobody else. Non-goal: the xet protocol.
 #pragma once
 
-#include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "base/json.hpp"
 #include "remote/server.hpp"

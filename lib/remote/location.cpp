@@ -47,11 +47,9 @@ StoreLocation server_at(const std::string& scheme, const std::string& rest, cons
 
 }  // namespace
 
-std::string environment(std::initializer_list<const char*> names, const std::string& otherwise) {
-  for (const char* name : names) {
-    if (const char* value = std::getenv(name); value != nullptr && *value != '\0') return value;
-  }
-  return otherwise;
+std::string environment(const char* name, const std::string& otherwise) {
+  const char* const value = std::getenv(name);
+  return value != nullptr && *value != '\0' ? value : otherwise;
 }
 
 bool may_see_secrets(const std::string& url) {
@@ -63,22 +61,6 @@ bool may_see_secrets(const std::string& url) {
 std::string join_path(const std::string& prefix, const std::string& path) {
   if (prefix.empty() || path.empty()) return prefix + path;
   return prefix + "/" + path;
-}
-
-std::string percent_encoded(const std::string& path) {
-  constexpr char kDigits[] = "0123456789ABCDEF";
-  std::string text;
-  for (const char c : path) {
-    const auto byte = static_cast<unsigned char>(c);
-    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' ||
-                       c == '.' || c == '_' || c == '~' || c == '/';
-    if (plain) {
-      text += c;
-    } else {
-      text += {'%', kDigits[byte >> 4], kDigits[byte & 15]};
-    }
-  }
-  return text;
 }
 
 std::string percent_decoded(const std::string& text, const AskedFor& asked) {

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <filesystem>
-#include <initializer_list>
 #include <string>
 
 namespace oscar {
@@ -18,8 +17,8 @@ struct StoreLocation {
   [[nodiscard]] std::string text() const { return remote ? url : folder.string(); }
 };
 
-/// Value of the first of these environment variables that is set and not empty.
-[[nodiscard]] std::string environment(std::initializer_list<const char*> names, const std::string& otherwise = "");
+/// Value of this environment variable, if it is set and not empty.
+[[nodiscard]] std::string environment(const char* name, const std::string& otherwise = "");
 
 /// What a UsageError says where a text is no location: the option that it was given for, and what to give.
 struct AskedFor {
@@ -34,8 +33,9 @@ struct AskedFor {
 
 /// "a" + "b" -> "a/b"; "" + "b" -> "b"; "a" + "" -> "a".
 [[nodiscard]] std::string join_path(const std::string& prefix, const std::string& path);
-/// Everything but RFC 3986's unreserved characters and '/' as %XX: a path from an index cannot grow a query or a host.
-[[nodiscard]] std::string percent_encoded(const std::string& path);
+/// Everything but RFC 3986's unreserved characters, and slashes if they stay, as %XX: a path from an index cannot grow
+/// a query or a host (curl_handle.cpp).
+[[nodiscard]] std::string percent_encoded(const std::string& path, bool slashes_stay = true);
 /// "%41" -> "A". Throws UsageError for a code that is none, or is that of a null byte.
 [[nodiscard]] std::string percent_decoded(const std::string& text, const AskedFor& asked);
 

@@ -27,34 +27,26 @@ void Server::with_transport(F&& f) {
   idle_.push_back(std::move(own));
 }
 
-std::string Server::fetch(const std::string& path, std::uint64_t most) {
+std::optional<std::string> Server::fetch(const std::string& path, std::uint64_t most, bool required) {
   std::string text;
-  with_transport([&](Transport& transport) {
-    text = fetch_text(transport, path, {0, most}, options_, status_, &object(path));
-  });
-  return text;
-}
-
-std::string Server::text(const std::string& path, std::uint64_t most) {
   try {
-    return fetch(path, most);
+    with_transport([&](Transport& transport) {
+      text = fetch_text(transport, path, {0, most}, options_, status_, &object(path));
+    });
+    return text;
   } catch (const NotFound&) {
-    throw missing(where(path));
+    if (required) throw missing(where(path));
   } catch (const Denied& error) {
     explain_denied(error);
-    throw;
+    if (required) throw;
   }
+  return std::nullopt;
 }
+
+std::string Server::text(const std::string& path, std::uint64_t most) { return fetch(path, most, true).value(); }
 
 std::optional<std::string> Server::optional_text(const std::string& path, std::uint64_t most) {
-  try {
-    return fetch(path, most);
-  } catch (const NotFound&) {
-    return std::nullopt;
-  } catch (const Denied& error) {
-    explain_denied(error);
-    return std::nullopt;
-  }
+  return fetch(path, most, false);
 }
 
 RemoteObject& Server::object(const std::string& path) {

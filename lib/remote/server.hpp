@@ -47,7 +47,7 @@ class Server {
   /// f(a transport that nobody else uses meanwhile)
   template <class F>
   void with_transport(F&& f);
-  [[nodiscard]] std::string fetch(const std::string& path, std::uint64_t most);
+  [[nodiscard]] std::optional<std::string> fetch(const std::string& path, std::uint64_t most, bool required);
 
   const StoreLocation location_;
   const TransferOptions options_;

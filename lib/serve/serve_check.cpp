@@ -212,20 +212,16 @@ constexpr char kOwnFolder[] = "oscar-rotations";
 Json told_environment(const Json& answer) {
   Json told = Json::object();
   const auto take = [&](const Json& state) {
-    const auto found = state.is_object() ? state.find("env_vars") : state.end();
-    if (state.is_object() && found != state.end() && found->is_object()) told.update(*found);
+    if (const Json found = member(state, "env_vars"); found.is_object()) told.update(found);
   };
   take(answer);
-  const auto states = answer.is_object() ? answer.find("internal_states") : answer.end();
-  if (answer.is_object() && states != answer.end() && states->is_array()) std::ranges::for_each(*states, take);
+  if (const Json states = member(answer, "internal_states"); states.is_array()) std::ranges::for_each(states, take);
   return told;
 }
 
 bool is_on(const Json& environment, const char* name) {
-  const auto found = environment.find(name);
-  if (found == environment.end() || !found->is_string()) return false;
-  std::string value = found->get<std::string>();
-  std::ranges::transform(value, value.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  const Json found = member(environment, name);
+  const std::string value = found.is_string() ? lower_case(found) : "";
   return value == "1" || value == "true" || value == "yes" || value == "y";
 }
 
@@ -254,9 +250,9 @@ std::vector<std::string> why_other_settings(const serve::AskServer& ask, const S
     reasons.emplace_back("the server calibrated itself at its start, since it did not find its rotation files");
   }
   for (const char* name : {"SGLANG_OSCAR_K_ROTATION_PATH", "SGLANG_OSCAR_V_ROTATION_PATH"}) {
-    const auto found = environment.find(name);
-    if (found == environment.end() || !found->is_string()) continue;
-    const std::string path = found->get<std::string>(), why = why_other_file(path, files);
+    const Json found = member(environment, name);
+    if (!found.is_string()) continue;
+    const std::string path = found, why = why_other_file(path, files);
     if (!why.empty())
       reasons.push_back("the server has " + std::string(name) + "=" + printable_line(path) + ", " + why);
   }

@@ -3,23 +3,61 @@
 //   from the model      with exact attention, and once more as a server with this set would: prompts read exactly,
 //                       generated tokens over the packed cache. A server that does not quantise has a measured KL near
 //                       0 and no agreement with the set, one with another rotation changes other things by other
-//                       amounts (serve_compare.hpp). Where agreement leaves a doubt, the same rotation with other
+//                       amounts. Where agreement leaves a doubt, the same rotation with other
 //                       codecs is tried: a server that agrees more with one of those uses it.
 //   or from a reference a server in bfloat16: nothing says then what the set would do, only that the cache is
 //                       quantised, and not badly.
 // Non-goals: servers whose prefill reads packed keys of the same prompt (chunked prefill).
 #pragma once
 
-#include <optional>
+#include <cstdint>
 #include <string>
 #include <vector>
 
 #include "kernels/backend.hpp"
 #include "measure/kv_method.hpp"
 #include "model/run/runner.hpp"
-#include "serve/serve_compare.hpp"
+#include "model/tokenizer/tokens.hpp"
 #include "serve/served_answers.hpp"
 #include "set/serve_env.hpp"
+
+namespace oscar::serve {
+
+// What a server said beside what exact attention, and a rotation set, give the same tokens (serve_compare.cpp). At
+// every generated position but the first (which the prompt alone decides), over the tokens that the server lists, the
+// rest as one token:
+//   measured   mean KL(exact || server)      predicted  mean KL(exact || set)
+//   agreement  sum p a b / sqrt(sum p a^2 sum p b^2), a = log server - log exact, b = log set - log exact, p exact
+
+/// A prompt, and what the server made of it.
+struct Dialogue {
+  TokenSequence prompt, answer;  // answer: of needles, what should follow
+  std::vector<ServedPosition> served;
+
+  /// Prompt and generated tokens.
+  [[nodiscard]] TokenSequence tokens() const;
+  [[nodiscard]] bool found() const;
+};
+
+/// Somebody's logarithms of the probabilities of the tokens that the server lists at a position; NaN: not known.
+struct Prediction {
+  std::vector<double> listed;
+  std::int32_t top = 0;  // the choice
+};
+/// [dialogue][generated position but the first]
+using Predictions = std::vector<std::vector<Prediction>>;
+
+struct ServedDifferences {
+  std::int64_t positions = 0;
+  double measured_kl = 0, predicted_kl = 0, agreement = 0;
+  double same_top = 0, predicted_same_top = 0;  // share of positions where server, and set, choose as exact attention
+};
+
+/// set: null where nothing predicts; what it would say is 0 then.
+[[nodiscard]] ServedDifferences compare(const std::vector<Dialogue>& dialogues, const Predictions& exact,
+                                        const Predictions* set);
+
+}  // namespace oscar::serve
 
 namespace oscar {
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-#include "serve/serve_compare.hpp"
-
 #include <algorithm>
 #include <cmath>
 #include <span>
+
+#include "serve/serve_check.hpp"
 
 namespace oscar::serve {
 namespace {

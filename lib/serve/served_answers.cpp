@@ -2,10 +2,10 @@
 #include "serve/served_answers.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <span>
 
 #include "base/errors.hpp"
+#include "base/text.hpp"
 #include "model/tokenizer/tokenizer.hpp"
 
 namespace oscar::serve {
@@ -49,12 +49,7 @@ std::vector<std::pair<std::int32_t, double>> listed(const Json& top, const Token
 TokenNames::TokenNames(const std::filesystem::path& model) : ids_(token_names(tokenizer_of(model))) {}
 
 std::int32_t TokenNames::id(const std::string& name) const {
-  if (name.starts_with(kIdPrefix)) {
-    std::int32_t id = -1;
-    const char* end = name.data() + name.size();
-    const auto [stopped, error] = std::from_chars(name.data() + kIdPrefix.size(), end, id);
-    return error == std::errc() && stopped == end ? id : -1;
-  }
+  if (name.starts_with(kIdPrefix)) return parse_number(std::string_view(name).substr(kIdPrefix.size())).value_or(-1);
   if (const auto found = ids_.find(name); found != ids_.end()) return found->second;
   std::string marked;
   for (const char c : name) c == ' ' ? marked += kSpaceMark : marked += c;

@@ -2,7 +2,6 @@
 // OSCAR's branch of llama.cpp (tensors inside a model's GGUF), and servers of MLA models (a folder with one file per
 // layer).
 #include <algorithm>
-#include <charconv>
 #include <map>
 #include <optional>
 
@@ -10,10 +9,8 @@
 #include "base/text.hpp"
 #include "set/formats.hpp"
 #include "set/manifest.hpp"
-#include "set/rotation_pt.hpp"
 #include "set/serve_env.hpp"
 #include "tensor/gguf.hpp"
-#include "tensor/pt.hpp"
 
 namespace oscar {
 namespace {
@@ -25,10 +22,7 @@ constexpr char kManifestKey[] = "oscar.manifest";
 /// The number between `prefix` and `suffix`; nullopt if `name` is not of that form.
 std::optional<int> number_in(const std::string& name, std::string_view prefix, std::string_view suffix) {
   if (!name.starts_with(prefix) || !name.ends_with(suffix) || name.size() <= prefix.size() + suffix.size()) return {};
-  int id = -1;
-  const char* end = name.data() + name.size() - suffix.size();
-  const auto [stop, error] = std::from_chars(name.data() + prefix.size(), end, id);
-  return error == std::errc() && stop == end && id >= 0 ? std::optional(id) : std::nullopt;
+  return parse_number(std::string_view(name).substr(prefix.size(), name.size() - prefix.size() - suffix.size()));
 }
 
 std::string gguf_name(int id, char side) { return "blk." + std::to_string(id) + ".attn_" + side + "_rot.weight"; }

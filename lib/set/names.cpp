@@ -94,11 +94,9 @@ RotationPair choose_pair(const std::vector<std::string>& files, const std::strin
                     "name a set, or a folder with k_rotation*.pt and v_rotation*.pt of the same fit");
   }
   if (wanted.empty() && pairs.size() == 1) return pairs.front();
-  std::string names;
-  for (const RotationPair& pair : pairs) {
-    if (pair.name == wanted) return pair;
-    names += (names.empty() ? "" : ", ") + printable_line(pair.name);
-  }
+  const auto found = std::ranges::find(pairs, wanted, &RotationPair::name);
+  if (found != pairs.end()) return *found;
+  const std::string names = joined(pairs, ", ", [](const RotationPair& pair) { return printable_line(pair.name); });
   throw UsageError(wanted.empty() ? "the folder holds several pairs of rotations: " + names
                                   : "the folder has no pair \"" + wanted + "\", but " + names,
                    where, "choose one: oscar pull or oscar convert with --pair NAME");

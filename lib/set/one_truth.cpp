@@ -13,7 +13,6 @@
 #include "base/files.hpp"
 #include "set/formats.hpp"
 #include "set/manifest.hpp"
-#include "set/rotation_pt.hpp"
 #include "set/serve_env.hpp"
 #include "set/set_file.hpp"
 
@@ -169,8 +168,7 @@ Clauses manifest_disagreements(const Set& set) {
   const Json made = make_manifest(set, Json::array());
   if (made["readers"] != set.manifest["readers"]) out.emplace_back("manifest.json: readers are not those of the parts");
   compare_json(set.manifest["parts"], made["parts"], "parts", out);
-  const Json judged = set.verification.is_object() ? set.verification.value("readers", Json::object()) : Json::object();
-  for (const auto& [name, verdict] : judged.items()) {
+  for (const auto& [name, verdict] : member(set.verification, "readers").items()) {
     if (made["readers"].value(name, Json()) != verdict["part"])
       out.push_back("manifest.json: the verdict for " + name + " is that of another part than it reads");
   }
@@ -217,14 +215,6 @@ Clauses disagreements(const fs::path& folder, const Set& set) {
     }
   }
   return out;
-}
-
-void require_one_truth(const fs::path& folder, const Set& set) {
-  const Clauses found = disagreements(folder, set);
-  if (found.empty()) return;
-  throw DataError("the files of the set contradict each other: " + found.front() +
-                      (found.size() > 1 ? ", and " + std::to_string(found.size() - 1) + " more" : ""),
-                  folder.string(), "do not use this set; fetch it again, or ask its maker");
 }
 
 }  // namespace oscar

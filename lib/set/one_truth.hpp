@@ -22,7 +22,4 @@ namespace oscar {
 /// not list is named, too.
 [[nodiscard]] std::vector<std::string> disagreements(const std::filesystem::path& folder, const Set& set);
 
-/// Throws DataError with the first of disagreements().
-void require_one_truth(const std::filesystem::path& folder, const Set& set);
-
 }  // namespace oscar

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
-#include <cctype>
 
 #include "base/errors.hpp"
 #include "base/text.hpp"
@@ -12,7 +11,7 @@ namespace {
 /// Which readers are meant by the name of a server or a library, in the words of an error; empty if nobody knows.
 std::string readers_of_server(std::string server) {
   std::erase_if(server, [](char c) { return c == '.' || c == '-' || c == '_'; });
-  std::ranges::transform(server, server.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  server = lower_case(std::move(server));
   if (server == "hf" || server == "huggingface") return "models of Hugging Face run by transformers";
   if (server.starts_with("sglang")) return "newer trees of OSCAR's SGLang are sglang, the first ones sglang-v1";
   if (server.starts_with("llama") || server == "gguf" || server == "ollama") return "OSCAR's llama.cpp is llamacpp";
@@ -116,6 +115,14 @@ std::map<std::string, std::string> parts_of_readers(const Set& set) {
     if (!part.empty()) parts[name] = std::move(part);
   }
   return parts;
+}
+
+std::vector<std::string> readers_of_part(const Set& set, const std::string& part) {
+  std::vector<std::string> names;
+  for (const auto& [reader, own] : parts_of_readers(set)) {
+    if (own == part) names.push_back(reader);
+  }
+  return names;
 }
 
 }  // namespace oscar

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: MIT
-#include "set/rotation_pt.hpp"
-
 #include <algorithm>
-#include <charconv>
 
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/text.hpp"
+#include "set/formats.hpp"
 #include "set/manifest.hpp"
 #include "set/names.hpp"
 #include "set/serve_env.hpp"
@@ -33,11 +31,7 @@ const T& member(const PtValue& dict, const char* name, const std::string& where)
 int layer_id_of(const PtValue& key, const std::string& where) {
   std::int64_t id = -1;
   if (const auto* number = key.get_if<std::int64_t>()) id = *number;
-  if (const auto* text = key.get_if<std::string>()) {
-    const char* end = text->data() + text->size();
-    const auto [stop, error] = std::from_chars(text->data(), end, id);
-    if (error != std::errc() || stop != end) id = -1;
-  }
+  if (const auto* text = key.get_if<std::string>()) id = parse_number(*text).value_or(-1);
   if (id < 0 || id >= kMostLayers) fail("a layer has no number, or one beyond " + std::to_string(kMostLayers), where);
   return static_cast<int>(id);
 }

@@ -190,10 +190,9 @@ ServedFiles served_files(const Set& set, const std::string& part) {
 }
 
 const Reader* server_of_part(const Set& set, const std::string& part) {
-  const auto parts = parts_of_readers(set);
+  const std::vector<std::string> own = readers_of_part(set, part);
   for (const char* name : {"sglang-v1", "sglang", "llamacpp"}) {
-    const auto own = parts.find(name);
-    if (own != parts.end() && own->second == part) return &reader_from_name(name, "");
+    if (std::ranges::count(own, name) > 0) return &reader_from_name(name, "");
   }
   return nullptr;
 }

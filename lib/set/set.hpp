@@ -81,5 +81,7 @@ struct Reader {
 [[nodiscard]] std::string part_of_reader(const Set& set, const Reader& reader);
 /// Returns that of every reader of Set::readers that has one.
 [[nodiscard]] std::map<std::string, std::string> parts_of_readers(const Set& set);
+/// Returns the names of those who read the part.
+[[nodiscard]] std::vector<std::string> readers_of_part(const Set& set, const std::string& part);
 
 }  // namespace oscar

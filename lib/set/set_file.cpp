@@ -112,7 +112,7 @@ std::string h5_path(std::string name) {
 
 void write_h5(const fs::path& path, const RotationPart& part, const std::string& manifest) {
   Hdf5Writer file(path);
-  file.attribute("/", kSchemaName, std::string(kSetSchema));
+  file.attribute(kSchemaName, kSetSchema);
   for (const auto& [name, tensor] : tensors_of(part)) file.write(h5_path(name), tensor);
   if (!manifest.empty()) {
     Tensor bytes(DType::kU8, {std::ssize(manifest)});
@@ -146,8 +146,7 @@ std::vector<std::string> disagreements_of(const Hdf5Reader& file, const Rotation
       if (!known.contains(name)) out.push_back(object + " has \"" + name + "\", which no set has");
     }
     for (const std::string& name : file.attribute_names(object)) {
-      const bool ours = object == "/" && name == kSchemaName;
-      if (ours && file.attribute(object, name) == Hdf5Attribute(std::string(kSetSchema))) continue;
+      if (object == "/" && name == kSchemaName && file.attribute(object, name) == kSetSchema) continue;
       out.push_back(object + " has the attribute \"" + name + "\", which no set has");
     }
   }

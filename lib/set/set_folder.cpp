@@ -7,7 +7,6 @@
 #include "base/threads.hpp"
 #include "set/manifest.hpp"
 #include "set/one_truth.hpp"
-#include "set/rotation_pt.hpp"
 #include "set/serve_env.hpp"
 #include "set/set_file.hpp"
 
@@ -70,8 +69,11 @@ Set read_set(const fs::path& folder, ListedFiles listed) {
   }
   if (listed == ListedFiles::kChecked) return set;
   for (const auto& [name, part] : set.rotations) require_finite(part, folder.string());
-  if (!bare) require_one_truth(folder, set);
-  return set;
+  const std::vector<std::string> found = bare ? std::vector<std::string>() : disagreements(folder, set);
+  if (found.empty()) return set;
+  throw DataError("the files of the set contradict each other: " + found.front() +
+                      (found.size() > 1 ? ", and " + std::to_string(found.size() - 1) + " more" : ""),
+                  folder.string(), "do not use this set; fetch it again, or ask its maker");
 }
 
 }  // namespace oscar

@@ -32,9 +32,6 @@ enum class Verdict {
 /// for this server or library. None if the set has not been verified, or if it says something else than name_of()
 /// gives.
 [[nodiscard]] inline std::optional<Verdict> recorded_verdict(const Json& manifest, const std::string& reader = "") {
-  const auto member = [](const Json& json, const std::string& name) {
-    return json.is_object() ? json.value(name, Json()) : Json();
-  };
   Json said = member(manifest, "verification");
   if (!reader.empty()) said = member(member(said, "readers"), reader);
   for (const Verdict verdict : {Verdict::kAccepted, Verdict::kRejected, Verdict::kNotMeasured}) {

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "base/errors.hpp"
+#include "base/text.hpp"
 #include "base/vector_clones.hpp"
 
 namespace oscar {
@@ -55,12 +56,11 @@ std::optional<DType> find_safetensors_dtype(std::string_view name) {
 }
 
 DType dtype_from_name(std::string_view name) {
-  std::string known;
   for (const NamedType& type : kTypes) {
     if (type.name == name) return type.dtype;
-    known += (known.empty() ? "" : ", ") + std::string(type.name);
   }
-  throw UsageError("unknown element type \"" + std::string(name) + "\"", "", "use one of: " + known);
+  throw UsageError("unknown element type \"" + std::string(name) + "\"", "",
+                   "use one of: " + joined(kTypes, ", ", &NamedType::name));
 }
 
 float float_from_f16(std::uint16_t bits) {

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <utility>
 
 #include "base/atomic_file.hpp"
@@ -128,11 +127,11 @@ Handle without_dates(hid_t property_class) {
   return options;
 }
 
-Handle string_type(std::size_t size) {
-  Handle type(H5Tcopy(H5T_C_S1), H5Tclose);
-  H5Tset_size(type.get(), std::max<std::size_t>(size, 1));
-  H5Tset_cset(type.get(), H5T_CSET_UTF8);
-  return type;
+/// Adds the name of a link, or of an attribute, to a vector of texts: for iterators of the library.
+template <class Info>
+herr_t collect(hid_t, const char* name, const Info*, void* out) {
+  static_cast<std::vector<std::string>*>(out)->emplace_back(name);
+  return 0;
 }
 
 }  // namespace
@@ -244,11 +243,7 @@ std::vector<std::string> Hdf5Reader::members(const std::string& group) const {
   const Handle handle(H5Gopen2(impl_->file.get(), group.c_str(), H5P_DEFAULT), H5Gclose);
   if (!handle.ok()) impl_->fail("no such group", group);
   std::vector<std::string> names;
-  const auto collect = [](hid_t, const char* name, const H5L_info_t*, void* out) -> herr_t {
-    static_cast<std::vector<std::string>*>(out)->emplace_back(name);
-    return 0;
-  };
-  if (H5Literate(handle.get(), H5_INDEX_NAME, H5_ITER_INC, nullptr, collect, &names) < 0) {
+  if (H5Literate(handle.get(), H5_INDEX_NAME, H5_ITER_INC, nullptr, collect<H5L_info_t>, &names) < 0) {
     impl_->fail("cannot list the group", group);
   }
   return names;
@@ -277,56 +272,25 @@ TensorLocation Hdf5Reader::locate(const std::string& dataset) const {
 std::vector<std::string> Hdf5Reader::attribute_names(const std::string& object) const {
   const Handle handle = impl_->open_object(object);
   std::vector<std::string> names;
-  const auto collect = [](hid_t, const char* name, const H5A_info_t*, void* out) -> herr_t {
-    static_cast<std::vector<std::string>*>(out)->emplace_back(name);
-    return 0;
-  };
-  if (H5Aiterate2(handle.get(), H5_INDEX_NAME, H5_ITER_NATIVE, nullptr, collect, &names) < 0) {
+  if (H5Aiterate2(handle.get(), H5_INDEX_NAME, H5_ITER_NATIVE, nullptr, collect<H5A_info_t>, &names) < 0) {
     impl_->fail("cannot list the attributes", object);
   }
   return names;
 }
 
-bool Hdf5Reader::has_attribute(const std::string& object, const std::string& name) const {
-  impl_->require_own(object);
-  return H5Aexists_by_name(impl_->file.get(), object.c_str(), name.c_str(), H5P_DEFAULT) > 0;
-}
-
-Hdf5Attribute Hdf5Reader::attribute(const std::string& object, const std::string& name) const {
+std::optional<std::string> Hdf5Reader::attribute(const std::string& object, const std::string& name) const {
   impl_->require_own(object);
   const Handle handle(H5Aopen_by_name(impl_->file.get(), object.c_str(), name.c_str(), H5P_DEFAULT, H5P_DEFAULT),
                       H5Aclose);
-  if (!handle.ok()) impl_->fail("no attribute \"" + name + "\"", object);
+  if (!handle.ok()) return std::nullopt;
   const Handle type(H5Aget_type(handle.get()), H5Tclose), space(H5Aget_space(handle.get()), H5Sclose);
-  const auto count = static_cast<std::size_t>(std::max<hssize_t>(H5Sget_simple_extent_npoints(space.get()), 0));
-  herr_t status = -1;
-  Hdf5Attribute value;
-  if (!impl_->may_hold(count, H5Tget_size(type.get()), UINT64_MAX)) {
-    impl_->fail("attribute \"" + name + "\" claims more than the file holds", object);
-  }
-  if (H5Tget_class(type.get()) == H5T_STRING && H5Tis_variable_str(type.get()) == 0 && count == 1) {
-    std::string text(H5Tget_size(type.get()), '\0');
-    status = H5Aread(handle.get(), type.get(), text.data());
-    text.resize(std::min(text.find('\0'), text.size()));
-    value = text;
-  } else if (H5Tget_class(type.get()) == H5T_INTEGER && count == 1) {
-    std::int64_t number = 0;
-    status = H5Aread(handle.get(), H5T_NATIVE_INT64, &number);
-    value = number;
-  } else if (H5Tget_class(type.get()) == H5T_FLOAT && count > 0) {
-    std::vector<double> list(count);
-    status = H5Aread(handle.get(), H5T_NATIVE_DOUBLE, list.data());
-    if (!std::ranges::all_of(list, [](double x) { return std::isfinite(x); })) {
-      impl_->fail("attribute \"" + name + "\" is NaN or infinite", object);
-    }
-    if (H5Sget_simple_extent_ndims(space.get()) == 0) {
-      value = list.at(0);
-    } else {
-      value = list;
-    }
-  }
-  if (status < 0) impl_->fail("cannot read attribute \"" + name + "\"", object);
-  return value;
+  const bool is_text = H5Tget_class(type.get()) == H5T_STRING && H5Tis_variable_str(type.get()) == 0 &&
+                       H5Sget_simple_extent_npoints(space.get()) == 1;
+  if (!is_text || !impl_->may_hold(1, H5Tget_size(type.get()), UINT64_MAX)) return std::nullopt;
+  std::string text(H5Tget_size(type.get()), '\0');
+  if (H5Aread(handle.get(), type.get(), text.data()) < 0) return std::nullopt;
+  text.resize(std::min(text.find('\0'), text.size()));
+  return text;
 }
 
 struct Hdf5Writer::Impl {
@@ -347,15 +311,12 @@ struct Hdf5Writer::Impl {
   /// Creates the groups on the way to `object`, one by one: groups made implicitly would carry dates.
   void create_parents(const std::string& object) const {
     for (std::size_t slash = object.find('/', 1); slash != std::string::npos; slash = object.find('/', slash + 1)) {
-      create_group(object.substr(0, slash));
+      const std::string group = object.substr(0, slash);
+      if (H5Lexists(handle->get(), group.c_str(), H5P_DEFAULT) > 0) continue;
+      const Handle options = without_dates(H5P_GROUP_CREATE);
+      const Handle created(H5Gcreate2(handle->get(), group.c_str(), H5P_DEFAULT, options.get(), H5P_DEFAULT), H5Gclose);
+      require(created.ok(), "cannot create group " + group);
     }
-  }
-
-  void create_group(const std::string& group) const {
-    if (group == "/" || H5Lexists(handle->get(), group.c_str(), H5P_DEFAULT) > 0) return;
-    const Handle options = without_dates(H5P_GROUP_CREATE);
-    const Handle created(H5Gcreate2(handle->get(), group.c_str(), H5P_DEFAULT, options.get(), H5P_DEFAULT), H5Gclose);
-    require(created.ok(), "cannot create group " + group);
   }
 
   std::string target;
@@ -380,25 +341,14 @@ void Hdf5Writer::write(const std::string& dataset, const Tensor& tensor) {
                  "cannot write " + dataset);
 }
 
-void Hdf5Writer::attribute(const std::string& object, const std::string& name, const Hdf5Attribute& value) {
-  impl_->create_parents(object);
-  impl_->create_group(object);
-  const Handle target(H5Oopen(impl_->handle->get(), object.c_str(), H5P_DEFAULT), H5Oclose);
-  const auto put = [&](hid_t type, const Handle& space, const void* data) {
-    const Handle attribute(H5Acreate2(target.get(), name.c_str(), type, space.get(), H5P_DEFAULT, H5P_DEFAULT),
-                           H5Aclose);
-    impl_->require(attribute.ok() && H5Awrite(attribute.get(), type, data) >= 0, "cannot write attribute " + name);
-  };
-  const Handle scalar(H5Screate(H5S_SCALAR), H5Sclose);
-  if (const auto* number = std::get_if<std::int64_t>(&value)) put(H5T_NATIVE_INT64, scalar, number);
-  if (const auto* number = std::get_if<double>(&value)) put(H5T_NATIVE_DOUBLE, scalar, number);
-  if (const auto* text = std::get_if<std::string>(&value)) {
-    put(string_type(text->size()).get(), scalar, text->empty() ? "" : text->data());
-  }
-  if (const auto* list = std::get_if<std::vector<double>>(&value)) {
-    const hsize_t size = list->size();
-    put(H5T_NATIVE_DOUBLE, Handle(H5Screate_simple(1, &size, nullptr), H5Sclose), list->data());
-  }
+void Hdf5Writer::attribute(const std::string& name, const std::string& text) {
+  const Handle type(H5Tcopy(H5T_C_S1), H5Tclose), scalar(H5Screate(H5S_SCALAR), H5Sclose);
+  H5Tset_size(type.get(), text.size());
+  H5Tset_cset(type.get(), H5T_CSET_UTF8);
+  const Handle attribute(
+      H5Acreate2(impl_->handle->get(), name.c_str(), type.get(), scalar.get(), H5P_DEFAULT, H5P_DEFAULT), H5Aclose);
+  impl_->require(attribute.ok() && H5Awrite(attribute.get(), type.get(), text.data()) >= 0,
+                 "cannot write attribute " + name);
 }
 
 void Hdf5Writer::commit() {

@@ -1,20 +1,17 @@
 // SPDX-License-Identifier: MIT
-// HDF5 files as a tree of tensors with attributes. The only user of the HDF5 library.
+// HDF5 files as a tree of tensors. The only user of the HDF5 library.
 // Non-goals: partial reads, compression, compound types.
 #pragma once
 
-#include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
-#include <variant>
 #include <vector>
 
 #include "tensor/tensor.hpp"
 
 namespace oscar {
-
-using Hdf5Attribute = std::variant<std::int64_t, double, std::string, std::vector<double>>;
 
 /// Builds a file; nothing is visible under its name before commit().
 class Hdf5Writer {
@@ -27,8 +24,8 @@ class Hdf5Writer {
   /// Groups on the way ("/layers/0/key") are created. float16 and bfloat16 are 16-bit floats of HDF5, which its
   /// readers convert (h5py: the first to float16, the second to float32).
   void write(const std::string& dataset, const Tensor& tensor);
-  /// Sets an attribute on a group (created if missing) or dataset; "/" is the root.
-  void attribute(const std::string& object, const std::string& name, const Hdf5Attribute& value);
+  /// Sets an attribute of the root to a text, which may not be empty.
+  void attribute(const std::string& name, const std::string& text);
   /// Closes, syncs, renames. Throws IoError.
   void commit();
 
@@ -63,9 +60,8 @@ class Hdf5Reader {
   [[nodiscard]] TensorLocation locate(const std::string& dataset) const;
   /// Returns the names of the attributes of a group or dataset, in no order. Throws DataError if it is missing.
   [[nodiscard]] std::vector<std::string> attribute_names(const std::string& object) const;
-  [[nodiscard]] bool has_attribute(const std::string& object, const std::string& name) const;
-  /// Reads an attribute. Throws DataError if it is missing, or not finite.
-  [[nodiscard]] Hdf5Attribute attribute(const std::string& object, const std::string& name) const;
+  /// Returns an attribute that is one text of fixed length; nothing if it is missing, or something else.
+  [[nodiscard]] std::optional<std::string> attribute(const std::string& object, const std::string& name) const;
 
  private:
   struct Impl;

@@ -169,8 +169,6 @@ void SafetensorsFile::require_checksum(const std::string& name, std::span<const 
   refuse_safetensors("tensor " + name + " changed after it was written: its checksum is another", path_);
 }
 
-void SafetensorsFile::verify(const std::string& name) const { require_checksum(name, at(name).data); }
-
 void SafetensorsFile::verify_all() const {
   for (const auto& [name, tensor] : tensors_) require_checksum(name, tensor.data);
 }

@@ -44,9 +44,8 @@ class SafetensorsFile {
   [[nodiscard]] Tensor load(const std::string& name) const;
   /// Whether the file has checksums (Checksums::kYes).
   [[nodiscard]] bool has_checksums() const noexcept { return !checksums_.empty(); }
-  /// Compares a tensor on disk with its checksum. Throws DataError if it is not as it was written. Does nothing in a
-  /// file without checksums.
-  void verify(const std::string& name) const;
+  /// Compares all tensors on disk with their checksums. Throws DataError if one is not as it was written. Does nothing
+  /// in a file without checksums.
   void verify_all() const;
   [[nodiscard]] TensorLocation locate(const std::string& name) const;
   /// Tells where bytes of a TensorRef of this file lie in it; nothing for bytes of something else.

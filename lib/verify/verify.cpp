@@ -4,16 +4,16 @@
 #include <algorithm>
 #include <array>
 #include <iterator>
+#include <ranges>
 #include <set>
 
 #include "base/errors.hpp"
 #include "base/text.hpp"
 #include "dump/live_source.hpp"
+#include "measure/peers/baselines.hpp"
 #include "model/tokenizer/tokens.hpp"
 #include "verify/measure_source.hpp"
-#include "verify/methods.hpp"
 #include "verify/structure/checks.hpp"
-#include "verify/structure/data_covariance.hpp"
 #include "verify/verdict/measured_text.hpp"
 #include "verify/verdict/verdict.hpp"
 
@@ -89,11 +89,8 @@ bool is_of_other_model(const ModelIdentity& own, const Expectation& expected, co
 
 /// Methods that are measured another way than their authors run them.
 void warn_of_missing_rope(VerifyReport& report, const std::vector<KvMethod>& methods) {
-  std::string names;
-  for (const KvMethod& method : methods) {
-    if (!method.before_rope || method.rotary) continue;
-    names += (names.empty() ? "" : ", ") + method.name;
-  }
+  const auto lacks_rope = [](const KvMethod& method) { return method.before_rope && !method.rotary; };
+  const std::string names = joined(methods | std::views::filter(lacks_rope), ", ", &KvMethod::name);
   if (names.empty()) return;
   report.warnings.push_back("nothing tells the model's rope_theta: " + names +
                             " quantise keys before RoPE, but are measured after it (--model tells)");
@@ -208,6 +205,31 @@ void warn_of_score_rules(VerifyReport& report, const std::vector<KvMethod>& meth
   report.warnings.push_back("keys are centred, which shifts all scores of a query: sinks and soft caps feel that");
 }
 
+/// The methods that the options name, then the parts of the set, in its windows or their own. model: what is known of
+/// it. group_size: of the set's row codec; 0: the whole row. Throws UsageError for an unknown name.
+std::vector<KvMethod> methods_beside(std::vector<KvMethod> parts, const VerifyOptions& options,
+                                     const ModelIdentity& model, int group_size) {
+  std::vector<std::string> names = options.compare;
+  if (names == std::vector<std::string>{"none"}) names.clear();
+  if (names == std::vector<std::string>{"all"}) {
+    names.clear();
+    std::ranges::transform(peers(), std::back_inserter(names), &Peer::name);
+  }
+  std::vector<LayerShape> shapes;
+  for (const auto& [id, layer] : parts.front().layers) {
+    shapes.push_back({id, layer.head_dim, std::max(layer.num_kv_heads, model.num_key_value_heads), layer.value_dim});
+  }
+  const auto rotary =
+      model.rope_theta > 0 ? std::optional(plain_rotary(model.rope_theta, shapes.front().head_dim)) : std::nullopt;
+  std::vector<KvMethod> methods;
+  for (const std::string& name : names) {
+    const Windows windows = options.own_windows ? peer_named(name).windows : parts.front().windows;
+    methods.push_back(make_baseline(name, shapes, windows, group_size, rotary));
+  }
+  std::ranges::move(parts, std::back_inserter(methods));
+  return methods;
+}
+
 /// Measures the parts side by side, and beside other methods; of one that is there with one side only, its moments.
 void measure(VerifyReport& report, const SetUnderTest& set, std::vector<PartFindings>& parts, ModelIdentity model,
              const VerifyInputs& inputs, const VerifyOptions& options, Backend& backend, Status& status) {
@@ -230,7 +252,11 @@ void measure(VerifyReport& report, const SetUnderTest& set, std::vector<PartFind
     if (model.num_key_value_heads == 0) model.num_key_value_heads = set.model.num_key_value_heads;
     if (model.rope_theta == 0) model.rope_theta = set.model.rope_theta;
     measured.methods = methods_beside(std::move(own), options, model, group_size);
-    list_methods(report, measured.methods);
+    constexpr std::int64_t kContext = 131072;          // tokens that bits per element are of
+    for (const KvMethod& method : measured.methods) {  // figures come later
+      const BitsPerElement bits = bits_per_element(method, kContext);
+      report.methods.push_back({method.name, method.kind, method.description, method.windows, bits, {}, {}, {}});
+    }
     warn_of_missing_rope(report, measured.methods);
   }
   if (inputs.statistics) {
@@ -274,8 +300,7 @@ void keep_parts_of(const std::vector<std::string>& readers, SetUnderTest& set) {
   for (const std::string& name : readers) {
     const auto part = set.readers.find(name);
     if (part == set.readers.end()) {
-      std::string have;
-      for (const auto& [reader, unused] : set.readers) have += (have.empty() ? "" : ", ") + reader;
+      const std::string have = joined(std::views::keys(set.readers));
       throw UsageError("the set has no part for " + name, "--for",
                        have.empty() ? "leave the option out" : "it has parts for " + have);
     }
@@ -306,13 +331,11 @@ void describe(const SetUnderTest& set, VerifyReport& report) {
 /// What the files say differently.
 void check_contradictions(const SetUnderTest& set, std::vector<Check>& checks) {
   if (set.manifest.is_null()) return;
-  std::string message;
-  for (const std::string& clause : set.contradictions) message += (message.empty() ? "" : "; ") + clause;
   checks.push_back({.name = "derived_files",
                     .value = static_cast<double>(set.contradictions.size()),
                     .limit = 0,
                     .ok = set.contradictions.empty(),
-                    .message = message});
+                    .message = joined(set.contradictions, "; ")});
 }
 
 /// The set by itself, against what is known of its model, and on data.

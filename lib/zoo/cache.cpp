@@ -9,7 +9,6 @@
 
 #include "base/atomic_file.hpp"
 #include "base/errors.hpp"
-#include "base/files.hpp"
 #include "base/json.hpp"
 #include "base/sha256.hpp"
 #include "base/status.hpp"
@@ -18,25 +17,23 @@
 
 namespace oscar {
 
-FileLock::FileLock(const std::filesystem::path& path, bool wait) {
+Descriptor lock_file(const std::filesystem::path& path, bool wait) {
   create_parent(path);
-  descriptor_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  if (descriptor_ < 0) throw_io("cannot open the lock file", path, errno);
-  if (::flock(descriptor_, wait ? LOCK_EX : LOCK_EX | LOCK_NB) != 0) {
+  Descriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+  if (file.get() < 0) throw_io("cannot open the lock file", path, errno);
+  if (::flock(file.get(), wait ? LOCK_EX : LOCK_EX | LOCK_NB) != 0) {
     const int error = errno;
-    ::close(descriptor_);
     throw_if_interrupted();  // Ctrl-C ends the wait
     throw_io("another process holds the lock", path, error);
   }
+  return file;
 }
 
-FileLock::~FileLock() { ::close(descriptor_); }
-
 fs::path default_cache_folder() {
-  if (const auto folder = environment({"OSCAR_CACHE"}); !folder.empty()) return folder;
+  if (const auto folder = environment("OSCAR_CACHE"); !folder.empty()) return folder;
   // The XDG specification says to ignore a relative path.
-  if (const auto folder = environment({"XDG_CACHE_HOME"}); folder.starts_with('/')) return fs::path(folder) / "oscar";
-  if (const auto home = environment({"HOME"}); !home.empty()) return fs::path(home) / ".cache" / "oscar";
+  if (const auto folder = environment("XDG_CACHE_HOME"); folder.starts_with('/')) return fs::path(folder) / "oscar";
+  if (const auto home = environment("HOME"); !home.empty()) return fs::path(home) / ".cache" / "oscar";
   throw UsageError("there is no place for a cache: HOME is not set", "OSCAR_CACHE", "set OSCAR_CACHE, or pass --out");
 }
 
@@ -48,7 +45,7 @@ fs::path SetCache::partial_folder(const std::string& manifest_sha256) const {
   return root_ / "partial" / manifest_sha256;
 }
 
-fs::path SetCache::lock_file(const std::string& manifest_sha256) const {
+fs::path SetCache::lock_of(const std::string& manifest_sha256) const {
   return root_ / "locks" / (manifest_sha256 + ".lock");
 }
 
@@ -64,8 +61,7 @@ fs::path SetCache::record_file(const std::string& zoo, const std::string& name) 
 
 std::optional<std::string> SetCache::recall(const std::string& zoo, const std::string& name) const {
   try {
-    const Json record = read_json(record_file(zoo, name));
-    const Json hash = record.is_object() ? record.value("manifest_sha256", Json()) : Json();
+    const Json hash = member(read_json(record_file(zoo, name)), "manifest_sha256");
     if (hash.is_string() && is_sha256(hash.get<std::string>())) return hash.get<std::string>();
   } catch (const Error&) {
     // No record, or a damaged one: the zoo knows.

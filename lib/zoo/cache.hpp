@@ -9,20 +9,13 @@
 #include <optional>
 #include <string>
 
+#include "base/files.hpp"
+
 namespace oscar {
 
-/// An exclusive lock on `path` (created if missing), released by the destructor or by the end of the process.
-class FileLock {
- public:
-  /// wait = false: throws IoError at once if another process holds it.
-  FileLock(const std::filesystem::path& path, bool wait);
-  ~FileLock();
-  FileLock(const FileLock&) = delete;
-  FileLock& operator=(const FileLock&) = delete;
-
- private:
-  int descriptor_ = -1;
-};
+/// Returns an exclusive lock on `path` (created if missing), which closing it, or the end of the process, releases.
+/// wait = false: throws IoError at once if another process holds it.
+[[nodiscard]] Descriptor lock_file(const std::filesystem::path& path, bool wait);
 
 /// OSCAR_CACHE, else $XDG_CACHE_HOME/oscar, else ~/.cache/oscar. Throws UsageError if none is set.
 [[nodiscard]] std::filesystem::path default_cache_folder();
@@ -35,7 +28,7 @@ class SetCache {
   /// Returns the folder where a set is put together; what is left there when a pull ends early is where the next one
   /// goes on.
   [[nodiscard]] std::filesystem::path partial_folder(const std::string& manifest_sha256) const;
-  [[nodiscard]] std::filesystem::path lock_file(const std::string& manifest_sha256) const;
+  [[nodiscard]] std::filesystem::path lock_of(const std::string& manifest_sha256) const;
 
   /// Returns the file that keeps the signatures of a manifest.
   [[nodiscard]] std::filesystem::path signature_file(const std::string& manifest_sha256) const;

@@ -23,9 +23,6 @@ constexpr std::size_t kSampleBytes = 512;
       denied ? "check that HF_TOKEN may write to this repository" : "check the repository's name, and that it exists");
 }
 
-/// Null where there is no such member.
-Json member(const Json& json, const char* name) { return json.is_object() ? json.value(name, Json()) : Json(); }
-
 Json first_of(const Json& list) { return list.is_array() && !list.empty() ? list[0] : Json(); }
 
 constexpr char kCheckHub[] = "check HF_ENDPOINT";

@@ -67,7 +67,7 @@ void refuse_unsafe(const Json& entries, const std::string& where) {
 }
 
 void refuse_other_version(const Json& document, const std::string& where) {
-  const Json schema = document.is_object() ? document.value("schema", Json()) : Json();
+  const Json schema = member(document, "schema");
   if (!schema.is_string() || schema == kIndexSchema) return;  // validate_json says the rest
   const auto text = schema.get<std::string>();
   if (text.starts_with("oscar.zoo_index.")) {
@@ -135,11 +135,9 @@ ZooEntry ZooIndex::require(const SetName& name, const std::string& where) const 
   std::vector<std::string> near = tags.empty() ? near_names(name.text(), all) : tags;
   if (near.empty()) near = with_a_part_of(name, all);
   near.resize(std::min<std::size_t>(near.size(), 10));
-  std::string remedy;
-  for (std::size_t i = 0; i < near.size(); ++i) remedy += (i == 0 ? "did you mean " : ", ") + near[i];
-  remedy += near.empty() ? "" : "? ";
-  remedy +=
-      all.empty() ? "the zoo is empty: publish a set first" : "oscar zoo list, with the same --zoo, shows what it has";
+  const std::string remedy = (near.empty() ? "" : "did you mean " + joined(near) + "? ") +
+                             (all.empty() ? "the zoo is empty: publish a set first"
+                                          : "oscar zoo list, with the same --zoo, shows what it has");
   throw DataError("the zoo has no " + name.text(), where, remedy);
 }
 

@@ -3,9 +3,6 @@
 
 #include <fnmatch.h>
 
-#include <algorithm>
-#include <cctype>
-
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "remote/fetch.hpp"
@@ -16,33 +13,17 @@
 namespace oscar {
 namespace {
 
-/// Null unless it is there and a text, or a number.
-Json at(const Json& summary, const std::string& pointer) {
+/// A number, or null; if `otherwise` is a text, a text.
+Json at(const Json& summary, const std::string& pointer, const Json& otherwise = nullptr) {
   const Json::json_pointer path(pointer);
-  const Json found = summary.contains(path) ? summary.at(path) : Json();
-  return found.is_string() || found.is_number() ? found : Json();
-}
-
-std::string text_at(const Json& summary, const std::string& pointer) {
-  const Json found = at(summary, pointer);
-  return found.is_string() ? found.get<std::string>() : "";
-}
-
-Json number_at(const Json& summary, const std::string& pointer) {
-  const Json found = at(summary, pointer);
-  return found.is_number() ? found : Json();
-}
-
-std::string small_letters(std::string text) {
-  std::ranges::transform(text, text.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return text;
+  if (!summary.contains(path)) return otherwise;
+  const Json& found = summary.at(path);
+  return (otherwise.is_string() ? found.is_string() : found.is_number()) ? found : otherwise;
 }
 
 bool fits(const std::string& name, const std::string& pattern) {
-  if (pattern.find_first_of("*?") == std::string::npos) {
-    return small_letters(name).find(small_letters(pattern)) != std::string::npos;
-  }
-  return ::fnmatch(pattern.c_str(), name.c_str(), FNM_CASEFOLD) == 0;
+  const bool whole = pattern.find_first_of("*?") != std::string::npos;
+  return ::fnmatch((whole ? pattern : "*" + pattern + "*").c_str(), name.c_str(), FNM_CASEFOLD) == 0;
 }
 
 Json row_of(const ZooEntry& entry) {
@@ -51,14 +32,12 @@ Json row_of(const ZooEntry& entry) {
   for (const std::string name : {kCodedName, kRotationsName, kWithMeansName}) {
     const std::string part = "/parts/" + name, method = "/verification/methods/" + name;
     if (!summary.contains(Json::json_pointer(part))) continue;
-    parts[name] = {
-        {"bits",
-         {{"key", number_at(summary, part + "/bits/key")}, {"value", number_at(summary, part + "/bits/value")}}},
-        {"kld", number_at(summary, method + "/model/kld_mean")}};
+    parts[name] = {{"bits", {{"key", at(summary, part + "/bits/key")}, {"value", at(summary, part + "/bits/value")}}},
+                   {"kld", at(summary, method + "/model/kld_mean")}};
   }
   return {{"name", entry.model + ":" + entry.tag},
-          {"model", text_at(summary, "/model")},
-          {"recipe", text_at(summary, "/recipe")},
+          {"model", at(summary, "/model", "")},
+          {"recipe", at(summary, "/recipe", "")},
           {"parts", std::move(parts)},
           {"readers", readers_of(summary)},
           {"total_size", entry.total_size},
@@ -93,7 +72,7 @@ fs::path installed_zoo() {
 }
 
 std::string default_zoo() {
-  if (const std::string zoo = environment({"OSCAR_ZOO"}); !zoo.empty()) return zoo;
+  if (const std::string zoo = environment("OSCAR_ZOO"); !zoo.empty()) return zoo;
   const fs::path zoo = installed_zoo();
   if (zoo.empty()) throw UsageError("no zoo is installed with this oscar", "", "name one with --zoo, or set OSCAR_ZOO");
   return zoo.string();

@@ -7,7 +7,6 @@
 #include <chrono>
 #include <cmath>
 #include <ctime>
-#include <memory>
 #include <random>
 #include <thread>
 
@@ -98,14 +97,14 @@ ZooEntry make_entry(const SetName& name, const SetManifest& manifest, bool force
   return entry;
 }
 
-std::unique_ptr<FileLock> lock_zoo(const fs::path& zoo, Status& status) {
+Descriptor lock_zoo(const fs::path& zoo, Status& status) {
   const fs::path path = zoo / kLockName;
   try {
-    return std::make_unique<FileLock>(path, false);
+    return lock_file(path, false);
   } catch (const IoError&) {
     if (::access(path.c_str(), R_OK | W_OK) != 0) throw;  // it could not be opened, so nobody need hold it
     status.notice("waiting for the zoo's lock, which another process holds: " + path.string());
-    return std::make_unique<FileLock>(path, true);
+    return lock_file(path, true);
   }
 }
 
@@ -188,7 +187,7 @@ PublishResult publish_to_folder(const Publication& publication, const fs::path& 
   for (const fs::path& place : {zoo / publication.folder(), zoo / kIndexName, zoo / kLockName}) {
     require_inside(zoo, place);
   }
-  const auto lock = lock_zoo(zoo, publication.status);
+  const Descriptor lock = lock_zoo(zoo, publication.status);
   ZooIndex index = index_or_empty(zoo);
   const auto before = index.find(publication.name);
   const fs::path target = zoo / publication.folder();

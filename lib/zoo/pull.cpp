@@ -26,8 +26,7 @@ constexpr std::uint64_t kMaxSignatureBytes = std::uint64_t{64} << 10;
 std::vector<PublicKey> pinned(const fs::path& file) {
   std::vector<PublicKey> keys;
   if (!fs::exists(file)) return keys;
-  const Json document = read_json(file);
-  const Json list = document.is_object() ? document.value("keys", Json()) : Json();
+  const Json list = member(read_json(file), "keys");
   if (!list.is_array() || list.empty()) {
     throw DataError("the remembered keys cannot be read", file.string(), "remove this file to trust anew");
   }
@@ -39,11 +38,7 @@ bool any_of_these(const std::vector<PublicKey>& signers, const std::vector<Publi
   return std::ranges::any_of(signers, [&](const PublicKey& key) { return std::ranges::count(wanted, key) > 0; });
 }
 
-std::string list(const std::vector<PublicKey>& keys) {
-  std::string text;
-  for (const PublicKey& key : keys) text += (text.empty() ? "" : ", ") + key.base64;
-  return text;
-}
+std::string list(const std::vector<PublicKey>& keys) { return joined(keys, ", ", &PublicKey::base64); }
 
 /// Throws DataError unless `signature_json` shows that the manifest may be used. source: the zoo and the model, under
 /// which keys are remembered in `cache`.
@@ -187,7 +182,7 @@ class Pull {
     }
     const std::string key = sha256_hex(address.text() + " " + options_.pair);
     const fs::path partial = cache_.partial_folder(key), made = cache_.partial_folder(key + ".set");
-    const FileLock lock(cache_.lock_file(key), true);
+    const Descriptor lock = lock_file(cache_.lock_of(key), true);
     std::uint64_t total = 0;
     for (const FileDigest& file : files) total += std::min(file.size, options_.max_bytes + 1);
     require_size(total);
@@ -264,7 +259,7 @@ class Pull {
 
   PullResult deliver_to_cache(const SetManifest& manifest, const Source& source) {
     const fs::path target = cache_.set_folder(manifest.sha256);
-    const FileLock lock(cache_.lock_file(manifest.sha256), true);
+    const Descriptor lock = lock_file(cache_.lock_of(manifest.sha256), true);
     // Another process may have fetched it while this one waited.
     const bool fetch = !find_set(target, manifest.sha256);
     if (fetch) {
@@ -304,9 +299,9 @@ class Pull {
   /// By way of the cache's partial folder: there the next pull finds what this one had when it was cut off.
   PullResult fetch_to(const fs::path& target, const SetManifest& manifest, const Source& source) {
     { const AtomicFolder refused_in_time(target, replaceable_set(options_.force)); }
-    std::optional<FileLock> lock;
+    std::optional<Descriptor> lock;
     try {
-      lock.emplace(cache_.lock_file(manifest.sha256), true);
+      lock.emplace(lock_file(cache_.lock_of(manifest.sha256), true));
     } catch (const IoError&) {  // no cache can be kept here: a pull that is cut off begins anew
       return copy_to(target, manifest, source, true);
     }

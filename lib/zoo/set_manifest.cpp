@@ -8,6 +8,7 @@
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/sha256.hpp"
+#include "base/text.hpp"
 #include "remote/transport.hpp"
 #include "set/manifest.hpp"
 #include "set/set.hpp"
@@ -64,9 +65,8 @@ SetManifest parse_set_manifest(std::string text, const std::string& where) {
 
 Json readers_of(const Json& document) {
   Json found = Json::object();
-  const Json told = document.is_object() ? document.value("readers", Json()) : Json();
   for (const Reader& reader : readers()) {
-    const Json part = told.is_object() ? told.value(reader.name, Json()) : Json();
+    const Json part = member(member(document, "readers"), reader.name);
     if (!part.is_string()) continue;
     found[reader.name] = {{"part", part}, {"verdict", name_of(recorded_verdict(document, reader.name))}};
   }
@@ -79,11 +79,9 @@ bool any_accepted(const Json& readers) {
 }
 
 std::string verdicts_text(const Json& readers) {
-  std::string text;
-  for (const auto& [name, each] : readers.items()) {
-    text += (text.empty() ? "" : ", ") + name + " " + each.at("verdict").get<std::string>();
-  }
-  return text;
+  return joined(readers.items(), ", ", [](const auto& each) {
+    return each.key() + " " + each.value().at("verdict").template get<std::string>();
+  });
 }
 
 SetManifest read_set_manifest(const fs::path& folder) {

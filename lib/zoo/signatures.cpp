@@ -71,7 +71,7 @@ bool is_signature_of(std::string_view text, const Bytes& public_key, const Bytes
 }
 
 std::string text_member(const Json& json, const char* name) {
-  const Json value = json.is_object() ? json.value(name, Json()) : Json();
+  const Json value = member(json, name);
   return value.is_string() ? value.get<std::string>() : "";
 }
 

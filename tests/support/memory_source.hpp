@@ -50,18 +50,12 @@ class MemorySource : public QkvSource {
       calibration_.tokens += chunk.k.shape[0];
     }
   }
-  [[nodiscard]] const ModelIdentity& model() const override { return model_; }
-  [[nodiscard]] const CalibrationData& calibration() const override { return calibration_; }
-  [[nodiscard]] const std::vector<int>& layer_ids() const override { return layer_ids_; }
   [[nodiscard]] std::unique_ptr<LayerStream> open(int layer_id) override {
     return std::make_unique<MemoryStream>(layers_.at(layer_id));
   }
 
  private:
   std::map<int, std::vector<MemoryChunk>> layers_;
-  std::vector<int> layer_ids_;
-  ModelIdentity model_;
-  CalibrationData calibration_;
 };
 
 }  // namespace oscar::test

@@ -55,11 +55,8 @@ Json layers_of(const CodedPart& part) {
 
 /// Tells of a part, and for whom it is.
 void tell_part(const std::string& part, const std::string& what, const Set& set, Status& status) {
-  std::string names;
-  for (const auto& [reader, own] : parts_of_readers(set)) {
-    if (own == part) names += (names.empty() ? ", for " : ", ") + reader;
-  }
-  status.notice("  " + part + ": " + what + names);
+  const std::string names = joined(readers_of_part(set, part));
+  status.notice("  " + part + ": " + what + (names.empty() ? "" : ", for " + names));
 }
 
 /// Writes the set, and tells people and --json. startup: seconds until the first layer was read.

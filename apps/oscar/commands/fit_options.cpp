@@ -6,18 +6,13 @@
 #include <CLI/CLI.hpp>
 
 #include "base/errors.hpp"
+#include "base/text.hpp"
 #include "commands/fit_command.hpp"
 #include "fit/options.hpp"
 #include "options.hpp"
 
 namespace oscar {
 namespace {
-
-std::string reader_names() {
-  std::string names;
-  for (const Reader& reader : readers()) names += (names.empty() ? "" : ",") + reader.name;
-  return names;
-}
 
 /// In the order and groups that --help shows.
 void add_recipe_options(CLI::App& app, FitCommand& command) {
@@ -29,7 +24,7 @@ void add_recipe_options(CLI::App& app, FitCommand& command) {
                     *const more_cache = "More about the cache";
   option(recipe, "--for", fit.readers, "Only for these readers; default: for all")
       ->delimiter(',')
-      ->type_name(reader_names());
+      ->type_name(joined(readers(), ",", &Reader::name));
   option(recipe, "--recipe", fit.recipe,
          "auto gives each reader the part that it reads best; another recipe makes one part")
       ->type_name("auto|coded|oscar|stretch|hadamard");

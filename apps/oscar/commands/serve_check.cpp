@@ -39,7 +39,7 @@ StoreLocation server_of(const std::string& url, const char* option) {
                      "give one like http://localhost:8000");
   }
   if (server.url.ends_with("/v1")) server.url.resize(server.url.size() - 3);
-  server.bearer_token = environment({"OPENAI_API_KEY"});
+  server.bearer_token = environment("OPENAI_API_KEY");
   return server;
 }
 

@@ -11,13 +11,14 @@
 #include "base/atomic_file.hpp"
 #include "base/errors.hpp"
 #include "base/files.hpp"
+#include "base/text.hpp"
 #include "command_line.hpp"
 #include "commands/commands.hpp"
 #include "console.hpp"
 #include "dump/folder_source.hpp"
+#include "measure/peers/baselines.hpp"
 #include "model_input.hpp"
 #include "options.hpp"
-#include "verify/methods.hpp"
 #include "verify/report/html_report.hpp"
 #include "verify/report/report.hpp"
 #include "zoo/index.hpp"
@@ -147,12 +148,6 @@ void add_inputs(CLI::App& command, VerifyCommand& c) {
                      "Number of tokens at each row's end that the model is to repeat (.npy)", "More input");
 }
 
-std::string method_names() {
-  std::string names;
-  for (const std::string& name : verify::method_names()) names += (names.empty() ? "" : ", ") + name;
-  return names;
-}
-
 void add_settings(CLI::App& command, VerifyCommand& c) {
   VerifyOptions& options = c.options;
   const char *const shown = "Verify", *const more = "More about what is measured";
@@ -214,7 +209,7 @@ void register_verify(CLI::App& app, Context& context) {
   CLI::App* command =
       app.add_subcommand("verify", "Check a set and measure what it does, beside other methods, for each server");
   command->footer(
-      "Methods:\n" + wrapped(method_names(), 108) +
+      "Methods:\n" + wrapped(joined(peers(), ", ", &Peer::name), 108) +
       "\n\nExamples:\n"
       "  oscar verify set --model Qwen3-8B --text held_out.txt --compare naive,hadamard --report report.html\n"
       "  oscar verify k_rotation.pt --dump dump");

@@ -3,7 +3,6 @@
 // (needles, quotations); and how an answer is read.
 #pragma once
 
-#include <cstdint>
 #include <optional>
 #include <span>
 #include <vector>

@@ -9,8 +9,6 @@
 #include "base/errors.hpp"
 #include "base/threads.hpp"
 #include "measure/attention/attention_metrics.hpp"
-#include "measure/predictions/model_data.hpp"
-#include "measure/predictions/model_sums.hpp"
 
 namespace oscar {
 namespace {

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT
-#include "measure/predictions/model_sums.hpp"
-
 #include <algorithm>
 #include <cmath>
 #include <numeric>
 
+#include "measure/predictions/model_metrics.hpp"
 #include "measure/quantiles.hpp"
 
 namespace oscar {

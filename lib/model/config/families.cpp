@@ -122,10 +122,8 @@ void check_architecture(ConfigFile& file, const std::string& model_type) {
     for (const Family& family : families) types.emplace_back(family.model_type);
   }
   std::ranges::sort(types);
-  std::string names;
-  for (const std::string& type : types) names += (names.empty() ? "" : ", ") + type;
   file.refuse("the architecture \"" + model_type + "\" is not supported",
-              "use a checkpoint of one of: " + names +
+              "use a checkpoint of one of: " + joined(types) +
                   "; or dump q, k and v where the model runs (layer_<id>/{q,k,v,seq_lens}/<n>.pt) and give --dump");
 }
 

@@ -12,6 +12,7 @@
 
 #include "base/errors.hpp"
 #include "base/sha256.hpp"
+#include "base/text.hpp"
 #include "tensor/tensor.hpp"
 
 namespace oscar {
@@ -115,10 +116,9 @@ const GgufArchitecture& gguf_architecture_of(const GgufModel& model) {
   const auto* const found = std::ranges::find_if(
       kGgufArchitectures, [&](const GgufArchitecture& each) { return model.architecture() == each.name; });
   if (found != kGgufArchitectures.end()) return *found;
-  std::string names;
-  for (const GgufArchitecture& each : kGgufArchitectures) names += (names.empty() ? "" : ", ") + std::string(each.name);
   throw DataError("the architecture \"" + model.architecture() + "\" is not supported in GGUF", model.where(),
-                  "use a GGUF file of one of: " + names + "; or the Hugging Face checkpoint that it was made from");
+                  "use a GGUF file of one of: " + joined(kGgufArchitectures, ", ", &GgufArchitecture::name) +
+                      "; or the Hugging Face checkpoint that it was made from");
 }
 
 /// Metadata of the architecture, checked. Remembers what was asked for.

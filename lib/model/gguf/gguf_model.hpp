@@ -2,7 +2,7 @@
 // A language model in GGUF, as llama.cpp reads it: one file, or several that were split ("NAME-00001-of-00003.gguf").
 // What it says is told here in Hugging Face's terms, so that the rest of the program knows one kind of model:
 // its metadata as a config.json and a tokenizer.json, its tensors by the names of a checkpoint (weights/
-// gguf_checkpoint.hpp). The metadata follows ggml's specification of GGUF; what a converter leaves out, such as the
+// gguf_checkpoint.cpp). The metadata follows ggml's specification of GGUF; what a converter leaves out, such as the
 // scale of Gemma's queries, follows what llama.cpp computes with. Non-goals: adapters, vision parts, writing.
 #pragma once
 

@@ -8,7 +8,6 @@
 #include <functional>
 #include <memory>
 #include <span>
-#include <vector>
 
 #include "model/run/decoder.hpp"
 

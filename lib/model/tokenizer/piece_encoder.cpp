@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include <charconv>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -10,6 +9,7 @@
 #include "base/json.hpp"
 #include "base/places.hpp"
 #include "base/plugin.hpp"
+#include "base/text.hpp"
 #include "model/tokenizer/encoders.hpp"
 #include "model/tokenizer/tokenizer_file.hpp"
 
@@ -66,13 +66,9 @@ std::string content_of(const Json& token) {
 }
 
 std::int32_t id_of(const std::string& digits, const fs::path& file) {
-  std::int32_t id = -1;
-  const char* end = digits.data() + digits.size();
-  const auto [stopped, error] = std::from_chars(digits.data(), end, id);
-  if (error != std::errc() || stopped != end || id < 0) {
-    refuse(file, "added_tokens_decoder", "has the id \"" + digits + "\"");
-  }
-  return id;
+  const std::optional<std::int32_t> id = parse_number(digits);
+  if (!id) refuse(file, "added_tokens_decoder", "has the id \"" + digits + "\"");
+  return *id;
 }
 
 void read_decoder(const Json& tokens, const fs::path& file, PieceSettings& settings) {

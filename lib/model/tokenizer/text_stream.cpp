@@ -150,16 +150,14 @@ std::string text_of_content(const Json& content, const std::string& where) {
   if (!content.is_array()) throw DataError("a message has no content that is text", where, kRemedy);
   std::string text;
   for (const Json& part : content) {
-    const auto own = part.is_object() ? part.find("text") : part.end();
-    if (part.is_object() && own != part.end() && own->is_string()) text += own->get<std::string>();
+    if (const Json& own = member(part, "text"); own.is_string()) text += own.get<std::string>();
   }
   return text;
 }
 
-const std::string& speaker_of(const Json& message, const char* member, const std::string& where) {
-  const auto found = message.is_object() ? message.find(member) : message.end();
-  if (message.is_object() && found != message.end() && found->is_string()) return found->get_ref<const std::string&>();
-  throw DataError(std::string("a message has no \"") + member + "\"", where, kRemedy);
+const std::string& speaker_of(const Json& message, const char* name, const std::string& where) {
+  if (const Json& found = member(message, name); found.is_string()) return found.get_ref<const std::string&>();
+  throw DataError(std::string("a message has no \"") + name + "\"", where, kRemedy);
 }
 
 /// The turns of a chat: no template, but who speaks. speaker, content: names of members. Who is called otherwise in

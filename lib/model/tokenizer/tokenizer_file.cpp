@@ -2,8 +2,6 @@
 #include "model/tokenizer/tokenizer_file.hpp"
 
 #include <algorithm>
-#include <charconv>
-#include <cstdlib>
 #include <limits>
 #include <map>
 #include <optional>
@@ -11,6 +9,7 @@
 #include "base/errors.hpp"
 #include "base/json.hpp"
 #include "base/places.hpp"
+#include "base/text.hpp"
 #include "model/gguf/gguf_model.hpp"
 
 namespace oscar {
@@ -75,11 +74,6 @@ class Reader {
                     "encode the text elsewhere and pass token ids with --tokens");
   }
 
-  static const Json& member(const Json& parent, const char* name) {
-    static const Json kNull;
-    const auto found = parent.is_object() ? parent.find(name) : parent.end();
-    return !parent.is_object() || found == parent.end() ? kNull : *found;
-  }
   static std::string text(const Json& parent, const char* name) {
     const Json& value = member(parent, name);
     return value.is_string() ? value.get<std::string>() : "";
@@ -103,12 +97,11 @@ class Reader {
     const Json config = parse_json(*content, file.string());
     std::map<int, Json> by_id;
     for (const auto& [number, token] : member(config, "added_tokens_decoder").items()) {
-      int own = 0;
-      const char* const end = number.data() + number.size();
-      if (std::from_chars(number.data(), end, own).ptr != end || !token.is_object() || text(token, "content").empty()) {
+      const std::optional<int> own = parse_number(number);
+      if (!own || text(token, "content").empty()) {
         fail("added_tokens_decoder", "has a token without a number or content");
       }
-      (by_id[own] = token)["id"] = own;
+      (by_id[*own] = token)["id"] = *own;
     }
     Json tokens = Json::array();
     for (const auto& [number, token] : by_id) tokens.push_back(token);

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "model/weights/checkpoint.hpp"
 
-#include "base/errors.hpp"
 #include "base/status.hpp"
-#include "model/weights/gguf_checkpoint.hpp"
-#include "model/weights/safetensors_checkpoint.hpp"
+#include "model/gguf/gguf_model.hpp"
 
 namespace oscar {
 
@@ -34,8 +32,7 @@ Tensor Checkpoint::load(const std::string& name) const {
 }
 
 std::unique_ptr<Checkpoint> open_checkpoint(const std::filesystem::path& model) {
-  if (is_gguf(model)) return std::make_unique<GgufCheckpoint>(model);
-  return std::make_unique<SafetensorsCheckpoint>(model);
+  return is_gguf(model) ? open_gguf(model) : open_safetensors(model);
 }
 
 }  // namespace oscar

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The weights of a model, on disk or at a server (base/places.hpp), by the names that a plain language model has in
 // Hugging Face's checkpoints ("model.layers.0.self_attn.q_proj.weight"). A model is a folder of safetensors
-// (safetensors_checkpoint.hpp) or a GGUF file (gguf_checkpoint.hpp). Opening costs headers only; weights are read when
+// (safetensors_checkpoint.cpp) or a GGUF file (gguf_checkpoint.cpp). Opening costs headers only; weights are read when
 // a layer is loaded.
 #pragma once
 
@@ -90,5 +90,7 @@ class Checkpoint : public WeightStore {
 /// Opens the weights of a model. Throws DataError: no weights, an index that is malformed or names files outside the
 /// folder, a bad file.
 [[nodiscard]] std::unique_ptr<Checkpoint> open_checkpoint(const std::filesystem::path& model);
+[[nodiscard]] std::unique_ptr<Checkpoint> open_safetensors(const std::filesystem::path& model);
+[[nodiscard]] std::unique_ptr<Checkpoint> open_gguf(const std::filesystem::path& path);
 
 }  // namespace oscar

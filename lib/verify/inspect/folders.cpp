@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <optional>
 
 #include "base/errors.hpp"
@@ -160,8 +159,7 @@ Json facts_of_rotations(const Json& part) {
 /// By reader: its part, and what its maker's verify said of it.
 Json facts_of_readers(const Json& manifest) {
   Json facts = Json::object();
-  const Json verification = manifest.value("verification", Json());
-  const Json recorded = verification.is_object() ? verification.value("readers", Json::object()) : Json::object();
+  const Json recorded = member(member(manifest, "verification"), "readers");
   for (const auto& [reader, part] : manifest["readers"].items()) {
     facts[reader] = {{"part", part}};
     if (recorded.contains(reader)) facts[reader]["verdict"] = recorded[reader]["verdict"];
@@ -241,8 +239,7 @@ Inspection inspect_zoo(const fs::path& folder) {
 Inspection inspect_folder(const fs::path& folder) {
   if (fs::exists(folder / "manifest.json")) {
     const Json manifest = read_json(folder / "manifest.json");
-    const Json schema = manifest.is_object() ? manifest.value("schema", Json()) : Json();
-    if (schema == "oscar.dump.v1") return inspect_dump(folder);
+    if (member(manifest, "schema") == "oscar.dump.v1") return inspect_dump(folder);
     validate_json(manifest, kSetSchema, (folder / "manifest.json").string());
     return inspect_set(folder, manifest);
   }

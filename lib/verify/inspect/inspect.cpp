@@ -136,10 +136,7 @@ Inspection inspect_safetensors(const std::filesystem::path& path) {
 Inspection inspect_hdf5(const std::filesystem::path& path) {
   const Hdf5Reader file(path);
   Inspection found{"HDF5 file", {}, {}};
-  if (file.has_attribute("/", "schema")) {
-    const Hdf5Attribute schema = file.attribute("/", "schema");
-    if (const auto* text = std::get_if<std::string>(&schema)) found.facts["schema"] = *text;
-  }
+  if (const auto schema = file.attribute("/", "schema")) found.facts["schema"] = *schema;
   found.facts["members"] = file.members("/");
   if (!file.has("/layers")) return found;
   found.facts["layers"] = file.members("/layers");
@@ -161,7 +158,7 @@ Inspection inspect_json(const std::filesystem::path& path) {
             {{"type", document["model"].value("type", Json())}, {"vocabulary", document["model"]["vocab"].size()}},
             {}};
   }
-  const Json schema = document.is_object() ? document.value("schema", Json()) : Json();
+  const Json schema = member(document, "schema");
   if (!schema.is_string() || schema_source(schema.get<std::string>()).empty()) {
     throw DataError("a JSON file, but not one that oscar writes or reads", path.string(),
                     "give the folder that it belongs to, or another file");

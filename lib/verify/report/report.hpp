@@ -2,7 +2,6 @@
 // What verify found, as values; to_json() gives the document of schemas/oscar.verify_report.v1.schema.json.
 #pragma once
 
-#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <optional>

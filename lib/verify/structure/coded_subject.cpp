@@ -5,12 +5,10 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <functional>
 #include <optional>
 
 #include "measure/set_method.hpp"
 #include "verify/structure/checks.hpp"
-#include "verify/structure/data_covariance.hpp"
 #include "verify/structure/matrix.hpp"
 #include "verify/verdict/verdict.hpp"
 

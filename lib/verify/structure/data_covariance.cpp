@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include "verify/structure/data_covariance.hpp"
-
 #include <algorithm>
 #include <iterator>
 #include <optional>
@@ -8,6 +6,7 @@
 #include "base/errors.hpp"
 #include "dump/rows_before_rope.hpp"
 #include "moments/take.hpp"
+#include "verify/structure/checks.hpp"
 #include "verify/structure/objective.hpp"
 
 namespace oscar::verify {

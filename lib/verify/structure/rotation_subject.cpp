@@ -6,7 +6,6 @@
 #include "base/text.hpp"
 #include "measure/set_method.hpp"
 #include "verify/structure/checks.hpp"
-#include "verify/structure/data_covariance.hpp"
 #include "verify/structure/objective.hpp"
 #include "verify/verdict/verdict.hpp"
 

@@ -7,6 +7,7 @@
 #include <functional>
 #include <iterator>
 #include <limits>
+#include <ranges>
 #include <set>
 
 #include "base/files.hpp"
@@ -61,9 +62,8 @@ void check_tokens(const SetUnderTest& set, std::vector<Check>& checks) {
 
 /// "0, 1, 5 …": at most eight.
 std::string list_text(const std::vector<int>& ids) {
-  std::string text;
-  for (std::size_t i = 0; i < ids.size() && i < 8; ++i) text += (i == 0 ? "" : ", ") + std::to_string(ids[i]);
-  return ids.size() > 8 ? text + " …" : text;
+  const auto text = [](int id) { return std::to_string(id); };
+  return joined(std::views::take(ids, 8), ", ", text) + (ids.size() > 8 ? " …" : "");
 }
 
 /// have: the layers of one side.
@@ -230,9 +230,7 @@ void check_file_hashes(const std::filesystem::path& path, std::vector<Check>& ch
   const Json manifest = read_json(manifest_path);
   validate_json(manifest, kSetSchema, manifest_path.string());
   const std::vector<std::string> found = defects_of_files(path, manifest);
-  std::string defects;
-  for (const std::string& defect : found) defects += (defects.empty() ? "" : "; ") + defect;
-  if (!found.empty()) defects += ": pull or fit the set again";
+  const std::string defects = found.empty() ? "" : joined(found, "; ") + ": pull or fit the set again";
   checks.push_back({"file_hashes", {}, "", static_cast<double>(found.size()), 0.0, found.empty(), defects});
 }
 

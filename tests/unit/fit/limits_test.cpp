@@ -42,15 +42,7 @@ class Numbers : public QkvSource {
     model_.head_dim = 64, model_.num_key_value_heads = 4;
     calibration_.tokens = tokens;
   }
-  [[nodiscard]] const ModelIdentity& model() const override { return model_; }
-  [[nodiscard]] const CalibrationData& calibration() const override { return calibration_; }
-  [[nodiscard]] const std::vector<int>& layer_ids() const override { return layers_; }
   [[nodiscard]] std::unique_ptr<LayerStream> open(int) override { return nullptr; }
-
- private:
-  ModelIdentity model_;
-  CalibrationData calibration_;
-  std::vector<int> layers_;
 };
 
 std::string said_of(std::int64_t tokens, const std::string& granularity, const std::string& recipe = "oscar") {

@@ -11,7 +11,6 @@
 #include "base/files.hpp"
 #include "set/formats.hpp"
 #include "set/manifest.hpp"
-#include "set/rotation_pt.hpp"
 #include "set/serve_env.hpp"
 #include "set/set_file.hpp"
 #include "set/set_folder.hpp"

@@ -8,7 +8,6 @@
 #include "moments/take.hpp"
 #include "unit/verify/sample.hpp"
 #include "verify/structure/checks.hpp"
-#include "verify/structure/data_covariance.hpp"
 
 namespace oscar {
 namespace {

@@ -8,7 +8,7 @@
 #include "measure/set_method.hpp"
 #include "unit/model/random_model.hpp"
 #include "unit/verify/sample.hpp"
-#include "verify/methods.hpp"
+#include "verify/verify.hpp"
 
 namespace oscar {
 namespace {

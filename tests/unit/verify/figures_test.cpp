@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "measure/predictions/model_data.hpp"
-#include "measure/predictions/model_sums.hpp"
+#include "measure/predictions/model_metrics.hpp"
 #include "measure/predictions/token_distribution.hpp"
 #include "measure/quantiles.hpp"
 #include "unit/verify/text_figures.hpp"

@@ -17,7 +17,7 @@
 #include "support/backend.hpp"
 #include "support/support.hpp"
 #include "tensor/npy.hpp"
-#include "verify/methods.hpp"
+#include "verify/verify.hpp"
 
 namespace oscar {
 namespace {

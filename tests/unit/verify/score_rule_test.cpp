@@ -5,7 +5,6 @@
 #include "measure/attention/attention_metrics.hpp"
 #include "measure/peers/baselines.hpp"
 #include "measure/predictions/model_metrics.hpp"
-#include "measure/predictions/model_sums.hpp"
 #include "support/backend.hpp"
 #include "support/support.hpp"
 #include "unit/model/random_model.hpp"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include "measure/predictions/model_sums.hpp"
+#include "measure/predictions/model_metrics.hpp"
 #include "model/run/runner.hpp"
 
 namespace oscar::test {
