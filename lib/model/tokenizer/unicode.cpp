@@ -84,6 +84,22 @@ using MatchData = std::unique_ptr<pcre2_match_data, Free<pcre2_match_data_free>>
 using MatchContext = std::unique_ptr<pcre2_match_context, Free<pcre2_match_context_free>>;
 using JitStack = std::unique_ptr<pcre2_jit_stack, Free<pcre2_jit_stack_free>>;
 
+/// What a match needs besides its pattern; nothing of it outlives the match.
+struct Workspace {
+  MatchData data{pcre2_match_data_create(1, nullptr)};
+  MatchContext context{pcre2_match_context_create(nullptr)};
+  JitStack stack{pcre2_jit_stack_create(kJitStackStart, kJitStackLimit, nullptr)};
+};
+
+/// The thread's own: the pieces of one pattern are split by others, and a stack of its own for each took most of the
+/// time.
+const Workspace& workspace() {
+  thread_local const Workspace work;
+  if (!work.data || !work.context || !work.stack) throw std::bad_alloc();
+  pcre2_jit_stack_assign(work.context.get(), nullptr, work.stack.get());
+  return work;
+}
+
 /// \s and \S as Unicode defines white space: PCRE2's own \s has U+180E, which no longer is.
 std::string with_unicode_spaces(const std::string& expression) {
   std::string result;
@@ -166,21 +182,17 @@ bool SplitPattern::split(std::string_view text, const std::function<bool(std::st
         [&](std::string_view others) { return known.append(others), true; });
   }
   const std::string_view subject = known.empty() ? text : known;
-  const MatchData data(pcre2_match_data_create_from_pattern(impl_->code.get(), nullptr));
-  const MatchContext context(pcre2_match_context_create(nullptr));
-  const JitStack stack(pcre2_jit_stack_create(kJitStackStart, kJitStackLimit, nullptr));
-  if (!data || !context || !stack) throw std::bad_alloc();
-  pcre2_jit_stack_assign(context.get(), nullptr, stack.get());
+  const Workspace& work = workspace();
   std::size_t done = 0;  // everything before is part of a word
   for (std::size_t from = 0; from < text.size();) {
     const int result = pcre2_match(impl_->code.get(), reinterpret_cast<PCRE2_SPTR>(subject.data()), subject.size(),
-                                   from, PCRE2_NO_UTF_CHECK, data.get(), context.get());
+                                   from, PCRE2_NO_UTF_CHECK, work.data.get(), work.context.get());
     if (result == PCRE2_ERROR_NOMATCH) break;
     if (result < 0) {
       throw DataError("the split pattern failed: " + message_of(result), impl_->where,
                       "break very long lines of the text, or pass token ids with --tokens");
     }
-    const PCRE2_SIZE* range = pcre2_get_ovector_pointer(data.get());
+    const PCRE2_SIZE* range = pcre2_get_ovector_pointer(work.data.get());
     const std::size_t begin = range[0], end = range[1];
     if (end <= begin) {  // an empty match cuts nothing
       from = begin + (begin < text.size() ? length_of_character(static_cast<unsigned char>(text[begin])) : 1);

@@ -2,7 +2,6 @@
 """gguf_parity.py COMPARE: writes tiny models as GGUF files, and lets COMPARE (compare.cpp) run them against what Hugging Face
 transformers makes of the weights that the files stand for. Exit status 77 if a package is not installed."""
 import math
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -98,12 +97,11 @@ def same(case, compare, parts=1):
             logits = model(golden["tokens"], use_cache=False).logits
         golden["logits"] = logits[0, ::16].contiguous()
         save_file(golden, f"{folder}/golden.safetensors")
-        print(f"{case}{' in parts' if parts > 1 else ''}: ", end="", flush=True)
-        return subprocess.run([compare, f"{folder}/{names[0]}", f"{folder}/golden.safetensors"], check=False).returncode == 0
+        return compare.whole(f"{case}{' in parts' if parts > 1 else ''}", f"{folder}/{names[0]}", f"{folder}/golden.safetensors")
 
 
 def main():
-    compare, chosen = sys.argv[1], sys.argv[2:] or list(CASES)
+    compare, chosen = parity.Compare(sys.argv[1], "--replace-attention"), sys.argv[2:] or list(CASES)
     torch.set_num_threads(1)
     done = [same(case, compare) for case in chosen]
     return 0 if all([*done, same(chosen[0], compare, parts=3)]) else 1
