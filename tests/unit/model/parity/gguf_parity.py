@@ -23,7 +23,6 @@ BASES = dict(MODELS)
 SWA, FULL = "sliding_attention", "full_attention"
 FULL_MOE = {"mlp_only_layers": []}
 YARN = MODELS["qwen3-yarn"][1]["rope_parameters"]
-LINEAR = MODELS["llama-linear-bias"][1]["rope_parameters"]
 
 
 def yarn(factor):
@@ -47,9 +46,6 @@ CASES = {
     "phi4-mini": ("phi3", "phi4-mini-long", {}, Type.F32),
     "glm4": ("glm4", "glm4", {}, Type.F16),
     "gpt-oss": ("gpt-oss", "gpt-oss", {"layer_types": [SWA, FULL, SWA], "rope_parameters": YARN}, Type.MXFP4),
-    "scaling-without-type": ("llama", "llama-linear-bias", {}, Type.F32, {"rope.scaling.type": None}),
-    "old-scaling": ("llama", "llama-linear-bias", {"rope_parameters": LINEAR | {"factor": 4.0}}, Type.F32,
-                    {"rope.scaling.type": None, "rope.scaling.factor": None, "rope.scale_linear": 4.0}),
     "attn-factor": ("qwen3", "qwen3-yarn", yarn(0.7 * (1 + 0.1 * math.log(4))), Type.F32, {"rope.scaling.attn_factor": 0.7}),
     "yarn-attn-factor": ("qwen3", "qwen3-yarn", yarn(0.8), Type.F32, {"rope.scaling.yarn_attn_factor": 0.8}),
     "output-bias": ("llama", "llama-linear-bias", {}, Type.F32, {}, ("_q.bias", "_k.bias", "_v.bias", "ffn_up.bias", "gate.bias")),
