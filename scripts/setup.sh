@@ -86,7 +86,7 @@ install_torch() {
   need_gb 6
   say "installing $wanted into $venv (3 GB to fetch, once)"
   pip_install -r "$wanted"
-  "$venv/bin/python" -m compileall -q -j 0 "$venv/lib" >/dev/null || true # some files are for other Pythons
+  "$venv/bin/python" -m compileall -q -j 0 -x /tests/ "$venv/lib" >/dev/null || true # some files are for other Pythons
   touch "$mark"
 }
 
@@ -101,7 +101,7 @@ install_apart() {
     rm -rf "$venv"
     "$python" -m venv "$venv"
     pip_install --no-deps -r "$wanted"
-    "$venv/bin/python" -m compileall -q -j 0 "$venv/lib" >/dev/null || true # some files are for other Pythons
+    "$venv/bin/python" -m compileall -q -j 0 -x /tests/ "$venv/lib" >/dev/null || true # some files are for other Pythons
     touch "$venv/complete"
   fi
   ln -sfn "$venv" "$store/$name"
@@ -116,7 +116,7 @@ install_sglang() {
     say "installing SGLang's sources into $folder (70 MB to fetch, once)"
     rm -rf "$folder"
     pip_install --no-deps --target "$folder" -r "$wanted"
-    "$venv/bin/python" -m compileall -q -j 0 "$folder" >/dev/null || true # some files are for other Pythons
+    "$venv/bin/python" -m compileall -q -j 0 -x /tests/ "$folder" >/dev/null || true # some files are for other Pythons
     touch "$folder/complete"
   fi
   ln -sfn "$folder" "$store/sglang"

@@ -29,10 +29,12 @@ void* plugin_symbol(const std::string& name, const std::string& symbol, const st
   void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   void* address = library == nullptr ? nullptr : ::dlsym(library, symbol.c_str());
   if (address == nullptr) {
-    const char* reason = ::dlerror();
+    const char* const said = ::dlerror();
+    const std::string reason = said != nullptr ? said : "no reason given";
+    const bool no_room = reason.find("failed to map") != reason.npos || reason.find("allocate memory") != reason.npos;
     throw BackendUnavailable(
-        std::string("cannot open the plug-in: ") + (reason != nullptr ? reason : "no reason given"), path.string(),
-        remedy);
+        "cannot open the plug-in: " + reason, path.string(),
+        no_room ? "the library is there: give it more memory (ulimit -v, or the container's limit)" : remedy);
   }
   return address;
 }

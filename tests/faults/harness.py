@@ -95,6 +95,16 @@ def snapshot(folder):
     return {str(path.relative_to(folder)): digest(path) for path in sorted(folder.rglob("*"))}
 
 
+UNTOUCHED = {}
+
+
+def untouched_snapshot(inputs, folder):
+    """Of a folder with these inputs, before anything is planted; all of them are copies of the same."""
+    if inputs not in UNTOUCHED:
+        UNTOUCHED[inputs] = snapshot(folder)
+    return UNTOUCHED[inputs]
+
+
 def copy_inputs(prepared, names, folder):
     for name in names:
         source, _, target = name.partition(":")
@@ -198,7 +208,7 @@ def try_fault(fault, folder, prepared, binary):
     """Plants, runs, judges. Returns (outcome, what happened, seconds)."""
     make_folder(fault, folder, prepared)
     try:
-        untouched = snapshot(folder) if fault.plant else None
+        untouched = untouched_snapshot(fault.inputs, folder) if fault.plant else None
         if fault.plant:
             fault.plant(folder)
         before = snapshot(folder)

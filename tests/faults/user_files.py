@@ -13,9 +13,10 @@ INSPECT, VERIFY = ("inspect", "set"), ("verify", "set", "--compare", "none", "--
 PULL = ("pull", "me/m", "--zoo", "zoo")
 
 
-def refused(name, args, inputs, plant=None, target=None):
-    """target: the word of `args` without which the command does what it should."""
-    instead = tuple("out" + os.path.splitext(target)[1] if word == target else word for word in args) if target else ()
+def refused(name, args, inputs, plant=None, target=None, instead=None):
+    """target: the word of `args` without which the command does what it should; instead: what it does so with."""
+    instead = instead or (target and "out" + os.path.splitext(target)[1])
+    instead = tuple(instead if word == target else word for word in args) if target else ()
     return Fault(f"files/{name}", args, inputs, plant, exits=(1, 2), says="error:", control=False, instead=instead)
 
 
@@ -80,7 +81,7 @@ def reports_onto_inputs():
     for option in ("--json", "--report"):
         for name, target in {"manifest": "set/manifest.json", "matrix": "set/rotations.h5", "folder": "precious",
                              "model": "model/config.json", "tokens": "tokens.npy"}.items():
-            yield refused(f"report/{option[2:]}-{name}", (*verify, option, target), ("set", *LIVE), target=target)
+            yield refused(f"report/{option[2:]}-{name}", (*verify, option, target), ("set", *LIVE), target=target, instead="out")
     yield refused("report/inspect-set", (*INSPECT, "--json", "set/manifest.json"), ("set",), target="set/manifest.json")
     yield refused("report/inspect-file", ("inspect", "set.h5", "--json", "set.h5"), ("set.h5",))
 

@@ -98,7 +98,8 @@ class WordCache {
 class JsonEncoder final : public TextEncoder {
  public:
   JsonEncoder(TokenizerFile file, const std::string& where)
-      : normalizer_(std::move(file.normalizer)),
+      : where_(where),
+        normalizer_(std::move(file.normalizer)),
         prefix_(std::move(file.prefix)),
         encoder_(std::move(file.model), where) {
     for (AddedToken& token : file.added_tokens) {
@@ -138,7 +139,7 @@ class JsonEncoder final : public TextEncoder {
     for (const NormalizerStep& step : normalizer_) {
       switch (step.kind) {
         case NormalizerStep::Kind::kNfc:
-          out = to_nfc(out);
+          out = to_nfc(out, where_);
           break;
         case NormalizerStep::Kind::kPrepend:
           out = step.to + out;
@@ -162,6 +163,7 @@ class JsonEncoder final : public TextEncoder {
   }
 
   AddedTokens before_, after_;  // normalization
+  std::string where_;
   std::vector<NormalizerStep> normalizer_;
   std::vector<Words> words_;
   std::vector<std::int32_t> prefix_;

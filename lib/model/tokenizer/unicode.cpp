@@ -52,17 +52,6 @@ std::string_view whole_characters(std::string_view text) {
   return text;
 }
 
-std::string to_nfc(std::string_view text) {
-  if (is_ascii(text)) return std::string(text);
-  utf8proc_uint8_t* result = nullptr;
-  const auto length = utf8proc_map(bytes(text), static_cast<utf8proc_ssize_t>(text.size()), &result,
-                                   static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
-  const std::unique_ptr<utf8proc_uint8_t, decltype(&std::free)> owner(result, &std::free);
-  if (length == UTF8PROC_ERROR_NOMEM || length == UTF8PROC_ERROR_OVERFLOW) throw std::bad_alloc();
-  OSCAR_CHECK(length >= 0);  // the text was checked
-  return {reinterpret_cast<const char*>(result), static_cast<std::size_t>(length)};
-}
-
 namespace {
 
 constexpr std::size_t kJitStackStart = 32 * 1024, kJitStackLimit = 16 * 1024 * 1024;
@@ -80,9 +69,24 @@ struct Free {
     free_function(object);
   }
 };
-using MatchData = std::unique_ptr<pcre2_match_data, Free<pcre2_match_data_free>>;
-using MatchContext = std::unique_ptr<pcre2_match_context, Free<pcre2_match_context_free>>;
-using JitStack = std::unique_ptr<pcre2_jit_stack, Free<pcre2_jit_stack_free>>;
+template <class T, auto free_function>
+using Owned = std::unique_ptr<T, Free<free_function>>;
+
+/// What a match needs besides its pattern; nothing of it outlives the match.
+struct Workspace {
+  Owned<pcre2_match_data, pcre2_match_data_free> data{pcre2_match_data_create(1, nullptr)};
+  Owned<pcre2_match_context, pcre2_match_context_free> context{pcre2_match_context_create(nullptr)};
+  Owned<pcre2_jit_stack, pcre2_jit_stack_free> stack{pcre2_jit_stack_create(kJitStackStart, kJitStackLimit, nullptr)};
+};
+
+/// The thread's own: the pieces of one pattern are split by others, and a stack of its own for each took most of the
+/// time.
+const Workspace& workspace() {
+  thread_local const Workspace work;
+  if (!work.data || !work.context || !work.stack) throw std::bad_alloc();
+  pcre2_jit_stack_assign(work.context.get(), nullptr, work.stack.get());
+  return work;
+}
 
 /// \s and \S as Unicode defines white space: PCRE2's own \s has U+180E, which no longer is.
 std::string with_unicode_spaces(const std::string& expression) {
@@ -108,6 +112,18 @@ std::size_t length_of_character(unsigned char first_byte) {
   return first_byte < 0x80U ? 1 : first_byte < 0xe0U ? 2 : first_byte < 0xf0U ? 3 : 4;
 }
 
+DataError newer_than(const std::string& tables, utf8proc_int32_t code_point, const char* what,
+                     const std::string& where) {
+  return {fmt::format("the text has U+{:04X}, which is newer than the tables of {} here: {} cannot be told", code_point,
+                      tables, what),
+          where, "leave it out of the text, or encode the text elsewhere and pass token ids with --tokens"};
+}
+
+const SplitPattern& unknown_characters() {
+  static const SplitPattern kUnknown("\\p{Cn}", "");
+  return kUnknown;
+}
+
 /// A character that PCRE2 knows, for one that its tables lack: of the same category, script where CJK counts, and
 /// length in UTF-8. What no table has is no letter anywhere if it never will be a character, and otherwise refused.
 std::string older_like(std::string_view character, const std::string& where) {
@@ -117,10 +133,8 @@ std::string older_like(std::string_view character, const std::string& where) {
   const utf8proc_category_t category = utf8proc_category(code_point);
   if (never || code_point < 0x800) return std::string(character);
   if (category == UTF8PROC_CATEGORY_CN) {
-    throw DataError(fmt::format("the text has U+{:04X}, which is newer than the tables of Unicode {} here: where words "
-                                "are cut beside it cannot be told",
-                                code_point, utf8proc_unicode_version()),
-                    where, "leave it out of the text, or encode the text elsewhere and pass token ids with --tokens");
+    throw newer_than(std::string("Unicode ") + utf8proc_unicode_version(), code_point, "where words are cut beside it",
+                     where);
   }
   // The first characters of each category are old.
   like = code_point < 0x10000 ? 0x800 : code_point < 0x20000 ? 0x10000 : 0x20000;
@@ -158,29 +172,25 @@ SplitPattern& SplitPattern::operator=(SplitPattern&&) noexcept = default;
 
 bool SplitPattern::split(std::string_view text, const std::function<bool(std::string_view)>& match,
                          const std::function<bool(std::string_view)>& between) const {
-  static const SplitPattern kUnknown("\\p{Cn}", "");
   std::string known;
-  if (this != &kUnknown && std::ranges::any_of(text, [](char c) { return static_cast<unsigned char>(c) >= 0xe0U; })) {
-    kUnknown.split(
+  if (this != &unknown_characters() &&
+      std::ranges::any_of(text, [](char c) { return static_cast<unsigned char>(c) >= 0xe0U; })) {
+    unknown_characters().split(
         text, [&](std::string_view character) { return known.append(older_like(character, impl_->where)), true; },
         [&](std::string_view others) { return known.append(others), true; });
   }
   const std::string_view subject = known.empty() ? text : known;
-  const MatchData data(pcre2_match_data_create_from_pattern(impl_->code.get(), nullptr));
-  const MatchContext context(pcre2_match_context_create(nullptr));
-  const JitStack stack(pcre2_jit_stack_create(kJitStackStart, kJitStackLimit, nullptr));
-  if (!data || !context || !stack) throw std::bad_alloc();
-  pcre2_jit_stack_assign(context.get(), nullptr, stack.get());
+  const Workspace& work = workspace();
   std::size_t done = 0;  // everything before is part of a word
   for (std::size_t from = 0; from < text.size();) {
     const int result = pcre2_match(impl_->code.get(), reinterpret_cast<PCRE2_SPTR>(subject.data()), subject.size(),
-                                   from, PCRE2_NO_UTF_CHECK, data.get(), context.get());
+                                   from, PCRE2_NO_UTF_CHECK, work.data.get(), work.context.get());
     if (result == PCRE2_ERROR_NOMATCH) break;
     if (result < 0) {
       throw DataError("the split pattern failed: " + message_of(result), impl_->where,
                       "break very long lines of the text, or pass token ids with --tokens");
     }
-    const PCRE2_SIZE* range = pcre2_get_ovector_pointer(data.get());
+    const PCRE2_SIZE* range = pcre2_get_ovector_pointer(work.data.get());
     const std::size_t begin = range[0], end = range[1];
     if (end <= begin) {  // an empty match cuts nothing
       from = begin + (begin < text.size() ? length_of_character(static_cast<unsigned char>(text[begin])) : 1);
@@ -191,6 +201,24 @@ bool SplitPattern::split(std::string_view text, const std::function<bool(std::st
     done = from = end;
   }
   return done >= text.size() || between(text.substr(done));
+}
+
+std::string to_nfc(std::string_view text, const std::string& where) {
+  if (is_ascii(text)) return std::string(text);
+  const auto refuse_mark = [&](std::string_view character) {
+    utf8proc_int32_t code_point = 0;
+    utf8proc_iterate(bytes(character), std::ssize(character), &code_point);
+    if (utf8proc_get_property(code_point)->combining_class == 0) return true;
+    throw newer_than("Unicode 14", code_point, "in what order marks stand beside it", where);
+  };
+  unknown_characters().split(text, refuse_mark, [](std::string_view) { return true; });
+  utf8proc_uint8_t* result = nullptr;
+  const auto length = utf8proc_map(bytes(text), static_cast<utf8proc_ssize_t>(text.size()), &result,
+                                   static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
+  const std::unique_ptr<utf8proc_uint8_t, decltype(&std::free)> owner(result, &std::free);
+  if (length == UTF8PROC_ERROR_NOMEM || length == UTF8PROC_ERROR_OVERFLOW) throw std::bad_alloc();
+  OSCAR_CHECK(length >= 0);  // the text was checked
+  return {reinterpret_cast<const char*>(result), static_cast<std::size_t>(length)};
 }
 
 }  // namespace oscar

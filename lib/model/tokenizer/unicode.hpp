@@ -16,8 +16,9 @@ namespace oscar {
 [[nodiscard]] std::optional<std::size_t> find_invalid_utf8(std::string_view text);
 /// Returns `text` without the bytes at its end that begin a character which more bytes could make whole.
 [[nodiscard]] std::string_view whole_characters(std::string_view text);
-/// Normal form C of valid UTF-8.
-[[nodiscard]] std::string to_nfc(std::string_view text);
+/// Normal form C of valid UTF-8. Throws DataError naming `where` for a combining mark that is newer than Unicode 14:
+/// readers of tokenizers differ in how they order it.
+[[nodiscard]] std::string to_nfc(std::string_view text, const std::string& where);
 
 /// A regular expression. \p and \s follow Unicode.
 class SplitPattern {

@@ -136,12 +136,18 @@ bool heads_differ(const Checkpoint& weights) {
 
 /// Whether a weight that the config does not ask for may lie in a checkpoint all the same: scales beside weights, what
 /// lies outside the layers, and what older versions of transformers saved.
-bool may_be_unused(const ModelConfig& config, const std::string& name) {
+bool may_be_unused(const ModelConfig& config, const std::set<std::string>& expected, const std::string& name) {
   constexpr std::string_view kLayers = "model.layers.";
-  constexpr auto kHarmless = std::to_array<std::string_view>(  // the last two are constants of xIELU
-      {"rotary_emb.inv_freq", "scale", "scale_inv", "attn.masked_bias", "act_fn.beta", "act_fn.eps"});
+  // Scales of activations and of caches in float8; the last two are constants of xIELU.
+  constexpr auto kHarmless =
+      std::to_array<std::string_view>({"rotary_emb.inv_freq", ".input_scale", ".activation_scale", ".q_scale",
+                                       ".k_scale", ".v_scale", "attn.masked_bias", "act_fn.beta", "act_fn.eps"});
   const bool harmless = std::ranges::any_of(kHarmless, [&](std::string_view end) { return name.ends_with(end); });
-  if (harmless || !name.starts_with(kLayers)) return true;
+  const bool of_weight =
+      std::ranges::any_of(std::to_array<std::string_view>({"_scale", "_scale_inv"}), [&](std::string_view end) {
+        return name.ends_with(end) && expected.contains(name.substr(0, name.size() - end.size()));
+      });
+  if (harmless || of_weight || !name.starts_with(kLayers)) return true;
   const std::string rest = name.substr(kLayers.size());
   const int layer = std::atoi(rest.c_str());
   const bool shared = layer < config.num_layers && !config.block(layer).mixer.own_kv;
@@ -299,7 +305,7 @@ void check_weights(const ModelConfig& config, const Checkpoint& weights, const s
     }
   }
   for (const std::string& name : weights.names()) {
-    if (expected.contains(name) || may_be_unused(config, name)) continue;
+    if (expected.contains(name) || may_be_unused(config, expected, name)) continue;
     throw DataError("the checkpoint has a weight " + name + ", which models of this config do not use", where,
                     "check that config.json and the weights belong together");
   }

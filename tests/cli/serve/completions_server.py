@@ -2,52 +2,43 @@
 """A server with the part of OpenAI's completions interface that `oscar serve-check` uses, over a model of transformers:
 greedy continuations of token ids with log-probabilities, one request at a time. make_cache() gives each its KV cache."""
 import json
+import sys
 import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "zoo"))
+from peers import Handler, Serving
 
-class CompletionsServer:
-    """A context manager with .url; `change(answer)` may spoil answers for tests of errors."""
+
+class CompletionsServer(Serving):
+    """A context manager that gives itself; `change(answer)` may spoil answers for tests of errors."""
 
     def __init__(self, model, make_cache, name="sample", token=lambda i: f"token_id:{i}", change=lambda answer: answer):
         self.model, self.make_cache, self.name, self.token, self.change = model, make_cache, name, token, change
-        self.requests = []
-        outer = self
+        self.requests, outer, one_at_a_time = [], self, threading.Lock()
 
-        class Handler(BaseHTTPRequestHandler):
+        class Answers(Handler):
             def do_GET(self):
                 self.answer({"object": "list", "data": [{"id": outer.name, "object": "model"}]})
 
             def do_POST(self):
                 request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                outer.requests.append((self.path, request))
-                self.answer(outer.complete(request))
+                with one_at_a_time:
+                    outer.requests.append((self.path, request))
+                    found = outer.complete(request)
+                self.answer(found)
 
             def answer(self, document):
                 document = outer.change(document)
-                body = document if isinstance(document, bytes) else json.dumps(document).encode()
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+                self.reply(200, document if isinstance(document, bytes) else json.dumps(document).encode())
 
-            def log_message(self, *_):
-                pass
-
-        self.server = HTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        super().__init__(Answers)
 
     def __enter__(self):
-        self.thread = threading.Thread(target=self.server.serve_forever)
-        self.thread.start()
+        super().__enter__()
         return self
-
-    def __exit__(self, *_):
-        self.server.shutdown()
-        self.thread.join()
-        self.server.server_close()
 
     @torch.no_grad()
     def complete(self, request):

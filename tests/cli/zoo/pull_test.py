@@ -152,10 +152,11 @@ class PullTest(ZooTest):
         newer = {**json.loads((self.zoo / "index.json").read_text()), "schema": "oscar.zoo_index.v9"}
         with self.serving(files={"index.json": json.dumps(newer).encode()}) as url:
             self.fail_with(1, "update oscar", "pull", NAME, "--zoo", url)
-        for path in ("x" * 300, "x" * 300 + "/file", "/".join("x" * 3000)):  # names that no disk takes
+        unsafe = [("../../../escaped", "unsafe path")]
+        for path, message in [(name, "cannot create") for name in ("x" * 300, "x" * 300 + "/file", "/".join("x" * 3000))] + unsafe:
             files = self.changed_manifest(lambda files, path=path: files[0].update(path=path))
-            with self.serving(files=files) as url:
-                self.fail_with(1, "cannot create", "pull", NAME, "--zoo", url)
+            with self.serving(files=files) as url:  # no disk takes the first names
+                self.fail_with(1, message, "pull", NAME, "--zoo", url)
         with self.serving(files=self.changed_manifest(lambda files: files[0].update(size=10 << 30))) as url:
             self.fail_with(1, "more than the 4294967296 that are allowed", "pull", NAME, "--zoo", url)
 

@@ -55,26 +55,6 @@ TEST_CASE("a fit that was killed before it kept anything is begun anew, and what
   CHECK(read_text(own / "layer_0.safetensors") == "mine");
 }
 
-TEST_CASE("a kept layer that changed after it was written is made again, and a notice says so") {
-  struct Notices : Status {
-    std::string text;
-    void notice(const std::string& line) override { text += line; }
-  } notices;
-  const test::TemporaryFolder folder;
-  const Json of = with_layers("a", "b");
-  const fs::path own = folder / "s.partial";
-  const PartialFolder partial(own, of, notices);
-  keep_one_layer(partial);
-  CHECK(PartialFolder(own, of, notices).has(0));
-  CHECK(notices.text.empty());
-  std::string content = read_text(partial.file_of(0));
-  content[content.size() - 3] = static_cast<char>(content[content.size() - 3] ^ 4);
-  write_file(partial.file_of(0), content);
-  CHECK_ERROR((void)read_statistics({partial.file_of(0)}), DataError, "changed after it was written");
-  CHECK_FALSE(PartialFolder(own, of, notices).has(0));
-  CHECK(notices.text.find("is made again: tensor ") != std::string::npos);
-}
-
 TEST_CASE("what a folder of kept layers does not hold itself stays when it is done") {
   const test::TemporaryFolder folder;
   const fs::path own = folder / "s.partial";

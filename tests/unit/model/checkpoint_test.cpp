@@ -182,9 +182,12 @@ TEST_CASE("weights that a model does not use are refused, but for what is harmle
   model.weights.emplace_back("model.layers.0.self_attn.k_proj.k_scale", Tensor(DType::kF32, {1}));
   model.save_single();
   CHECK(logits_of(model.path()).size() == 15);
-  model.weights.emplace_back("model.layers.0.self_attn.q_proj.bias", Tensor(DType::kF32, {4}));
-  model.save_single();
-  CHECK_ERROR(open_model(model.path()), DataError, "self_attn.q_proj.bias, which models of this config do not use");
+  for (const char* name : {"self_attn.q_proj.bias", "mlp.router_scale"}) {
+    model.weights.emplace_back(std::string("model.layers.0.") + name, Tensor(DType::kF32, {4}));
+    model.save_single();
+    CHECK_ERROR(open_model(model.path()), DataError, name + std::string(", which models of this config do not use"));
+    model.weights.pop_back();
+  }
 }
 
 TEST_CASE("float8 embeddings are read with their scales, and types without a name here are named") {

@@ -91,16 +91,6 @@ TEST_CASE("layers that slide keep no cache that grows, unless all do") {
   CHECK(sliding(mixed, 2048).cache_layers().size() == 4);  // the window holds the whole context
 }
 
-TEST_CASE("the language part of a larger model is read") {
-  const ModelFolder folder;
-  Json inner = read_json(test::data("qwen3-2m/config.json"));
-  inner.erase("torch_dtype");
-  const ModelConfig config =
-      read_model_config(folder.with({{"text_config", inner}, {"model_type", "other"}, {"hidden_size", nullptr}}));
-  CHECK(config.hidden_size == 192);
-  CHECK(config.torch_dtype == "bfloat16");
-}
-
 TEST_CASE("Kimi K2 is described as DeepSeek-V3") {
   const ModelFolder folder;
   const auto blocks_of = [&](const char* model_type) {

@@ -79,13 +79,6 @@ TEST_CASE("encoding stops early with a prefix of the whole") {
   }
 }
 
-TEST_CASE("composed and decomposed text are the same text") {
-  CHECK(sample().encode("caf\xc3\xa9", "") == sample().encode("cafe\xcc\x81", ""));
-  const test::TemporaryFolder folder;
-  const Tokenizer plain(changed(folder, [](Json& json) { json["normalizer"] = nullptr; }));
-  CHECK(plain.encode("caf\xc3\xa9", "") != plain.encode("cafe\xcc\x81", ""));
-}
-
 TEST_CASE("added tokens of tokenizer_config.json count, and decide how they take part") {
   const test::TemporaryFolder folder;
   const fs::path file =
@@ -113,44 +106,6 @@ TEST_CASE("the longest added token wins, before or after normalization as it say
   CHECK(tokenizer.encode("\xc3\xa9", "") == Ids{166});
   CHECK(tokenizer.encode("o\xcc\x88", "") == Ids{2050});
   CHECK(tokenizer.encode("\xc3\xb6", "") != Ids{2050});
-}
-
-TEST_CASE("ignore_merges takes a word that is a token as it is") {
-  const test::TemporaryFolder folder;
-  const auto with_word = [](Json& json) { json["model"]["vocab"]["zqxj"] = 2048; };
-  CHECK(Tokenizer(changed(folder, with_word)).encode("zqxj", "").size() > 1);
-  const Tokenizer ignoring(changed(folder, [&](Json& json) {
-    with_word(json);
-    json["model"]["ignore_merges"] = true;
-  }));
-  CHECK(ignoring.encode("zqxj", "") == Ids{2048});
-  CHECK(ignoring.encode(" the", "") == sample().encode(" the", ""));
-}
-
-TEST_CASE("ByteLevel alone splits by its own pattern, or not at all") {
-  const test::TemporaryFolder folder;
-  const auto tokenizer = [&](bool use_regex) {
-    return std::make_unique<Tokenizer>(changed(folder, [&](Json& json) {
-      json["pre_tokenizer"] = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", use_regex}};
-      json["model"]["vocab"]["12"] = 2048;
-      json["model"]["vocab"]["2\xc4\xa0"] = 2049;  // "2" and the stand-in of a space
-      json["model"]["merges"].insert(json["model"]["merges"].begin(), {{"2", "\xc4\xa0"}, {"1", "2"}});
-    }));
-  };
-  const std::int32_t one = sample().encode("1", "").front(), space = sample().encode(" ", "").front();
-  CHECK(tokenizer(true)->encode("12 ", "") == Ids{2048, space});
-  CHECK(tokenizer(false)->encode("12 ", "") == Ids{one, 2049});
-}
-
-TEST_CASE("white space is what Unicode says it is") {
-  for (const char* space : {"\xc2\x85", "\xc2\xa0", "\xe2\x80\xa8", "\xe3\x80\x80"}) {
-    const Ids apart = sample().encode(std::string("=") + space, ""), last = sample().encode(space, "");
-    CHECK(std::equal(last.begin(), last.end(), apart.begin() + 1, apart.end()));
-  }
-  // U+180E was white space once. It ends a run of white space instead of joining it: "\\s+(?!\\S)" leaves one space.
-  const Ids ids = sample().encode("   \xe1\xa0\x8e", "");
-  const Ids two = sample().encode("  ", "");
-  CHECK(std::equal(two.begin(), two.end(), ids.begin()));
 }
 
 TEST_CASE("very long words and lines are encoded in reasonable time") {

@@ -3,7 +3,6 @@
 
 #include <doctest/doctest.h>
 
-#include <algorithm>
 #include <chrono>
 
 #include "base/atomic_file.hpp"
@@ -39,22 +38,6 @@ TEST_CASE("a set arrives bit-identical, and progress ends at its size") {
   CHECK(test::read_folder(fixture.folder.path()) == fixture.set);
   CHECK(fixture.status.steps.back() + std::int64_t(fixture.manifest.text.size()) ==
         std::int64_t(fixture.manifest.total_size));
-}
-
-TEST_CASE("a transient failure is tried again, a few times, and said") {
-  Fixture fixture;
-  int failures = 2;
-  fixture.zoo.before = [&](const std::string& path) {
-    if (path == kKeys && failures-- > 0) throw TransientError("the server answered HTTP 503", path, "later");
-  };
-  fixture.fetch();
-  CHECK(test::read_folder(fixture.folder.path()) == fixture.set);
-  CHECK(fixture.status.notices.size() == 2);
-
-  failures = 1000;
-  fixture.zoo.asked.clear();
-  CHECK_ERROR(fixture.fetch(), TransportError, "HTTP 503 (tried 3 times)");
-  CHECK(std::count(fixture.zoo.asked.begin(), fixture.zoo.asked.end(), kKeys) == 3);
 }
 
 TEST_CASE("a lasting failure is not tried again") {
@@ -106,17 +89,6 @@ TEST_CASE("a document is read up to its limit only") {
               "more than the 5000 bytes");
   CHECK_ERROR(fetch_text(*transport, kKeys, {5002, 6000}, kQuick, fixture.status), TransportError,
               "only 5001 of 5002 bytes came (tried 3 times)");
-}
-
-TEST_CASE("a folder is a transport that refuses what is not a file") {
-  const test::TemporaryFolder folder;
-  write_file(folder / "a/b", "text");
-  const auto transport = make_folder_transport(folder.path());
-  test::RecordedStatus status;
-  CHECK(fetch_text(*transport, "a/b", {0, 4}, kQuick, status) == "text");
-  CHECK_ERROR(fetch_text(*transport, "a/b", {0, 3}, kQuick, status), TransportError, "more than the 3");
-  CHECK_ERROR(fetch_text(*transport, "a", {0, 3}, kQuick, status), TransportError, "no such file");
-  CHECK_ERROR(fetch_text(*transport, "c", {0, 3}, kQuick, status), TransportError, "no such file");
 }
 
 }  // namespace oscar

