@@ -39,14 +39,15 @@ Json to_json(const Rotary& rotary) {
 Rotary rotary_from_json(const Json& json, const std::string& where) {
   Rotary rotary{.pairs = {}, .frequency = json.at("frequency"), .far_frequency = {}};
   for (const Json& pair : json.at("pairs")) rotary.pairs.insert(rotary.pairs.end(), {pair.at(0), pair.at(1)});
-  if (json.contains("near_context")) {
+  if (json.contains("near_context") && json.contains("far_frequency")) {
     rotary.far_frequency = json.at("far_frequency").get<std::vector<float>>();
     rotary.near_context = json.at("near_context");
   }
   std::vector<int> channels = rotary.pairs;
   std::ranges::sort(channels);
   bool fits = rotary.frequency.size() * 2 == channels.size() &&
-              (rotary.far_frequency.empty() || rotary.far_frequency.size() == rotary.frequency.size());
+              json.contains("near_context") == json.contains("far_frequency") &&
+              (rotary.near_context == 0 || rotary.far_frequency.size() == rotary.frequency.size());
   for (std::size_t i = 0; i < channels.size(); ++i) fits = fits && channels[i] == static_cast<int>(i);
   for (const auto* frequencies : {&rotary.frequency, &rotary.far_frequency}) {
     fits = fits && std::ranges::all_of(*frequencies, [](float f) { return std::isfinite(f); });

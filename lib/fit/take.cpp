@@ -76,14 +76,17 @@ void take_keys_before_rope(RowsBeforeRope& rows, std::int64_t tokens, std::int64
                            LayerStatistics& layer) {
   const std::int64_t stride = std::max<std::int64_t>(1, tokens / std::max<std::int64_t>(wanted, 1));
   rows.rewind();
-  QkvChunk chunk;
-  for (std::int64_t first = 0; rows.next(chunk); first += chunk.view.k.num_tokens) {
+  std::int64_t behind = stride / 2;  // the sink
+  for (QkvChunk chunk; rows.next(chunk);) {
     for (const SequenceRange& range : chunk.sequences) {
       for (std::int64_t t = range.begin + windows.sink; t < range.end; ++t) {
-        if ((first + t) % stride == stride / 2) add_rows(chunk.view.base_k, t, layer.keys_before_rope);
+        if (++behind % stride == 0) add_rows(chunk.view.base_k, t, layer.keys_before_rope);
       }
     }
   }
+  if (!layer.keys_before_rope.empty()) return;
+  throw DataError("too few tokens behind the first " + std::to_string(windows.sink),
+                  "layer " + std::to_string(layer.layer_id), "give more or longer sequences");
 }
 
 LayerStatistics take_layer(int id, LayerStream& rows, const ModelIdentity& model, const TakeOptions& options,
@@ -219,7 +222,7 @@ std::map<int, Rotary> rotary_by_layer(const FitData& data, Status& status) {
       why = why_not_before_rope(mixer);
       if (why.empty()) rotary = rotary_of(mixer);
       if (why.empty()) why = "keys do not turn";
-    } else if (model.rope_theta > 0) {
+    } else if (model.rope_theta > 0 && model.head_dim > 0 && model.head_dim % 2 == 0) {
       rotary = plain_rotary(model.rope_theta, model.head_dim);
     }
     rotary ? void(found.emplace(id, std::move(*rotary))) : others[why].push_back(id);
@@ -228,7 +231,7 @@ std::map<int, Rotary> rotary_by_layer(const FitData& data, Status& status) {
     status.notice(fmt::format("the keys of {} are coded as they are, not before RoPE: {}",
                               layers.size() == data.source.layer_ids().size()
                                   ? "all layers"
-                                  : fmt::format("layers {}", fmt::join(layers, ", ")),
+                                  : fmt::format("layer{} {}", layers.size() == 1 ? "" : "s", fmt::join(layers, ", ")),
                               why));
   }
   return found;
@@ -263,7 +266,7 @@ Statistics take(const FitData& data, const FitOptions& options, const OpenPartia
   }
   if (plan.coded && options.keys == "before-rope") {
     taken.rotary = rotary_by_layer(data, status);
-    taken.recipe["keys"] = options.keys;
+    if (!taken.rotary.empty()) taken.recipe["keys"] = options.keys;
   }
   if (data.context > 0) taken.recipe["context"] = data.context;
   if (!data.uncodable.empty()) taken.recipe[kNotCoded] = data.uncodable;

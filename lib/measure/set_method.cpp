@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <memory>
 
-#include "base/check.hpp"
 #include "kernels/backend.hpp"
 #include "set/set.hpp"
 
@@ -33,21 +32,16 @@ struct KeysOfPairs {
   explicit KeysOfPairs(const CodedSide& from) : side(std::make_shared<const CodedSide>(from)) {
     const MatrixStack &write = side->transform.rotation, &read = side->transform.read_rotation;
     const auto dim = static_cast<std::size_t>(write.dim);
-    for (std::size_t at = 0; at < side->lambda.size(); ++at) {
-      const auto head = static_cast<int>(at / dim);
-      const std::size_t column = at % dim;
+    for (const int pair : pairs_of(*side)) {
+      const auto p = 2 * static_cast<std::size_t>(pair);
+      const auto i = static_cast<std::size_t>(side->rotary->pairs[p]),
+                 j = static_cast<std::size_t>(side->rotary->pairs[p + 1]);
       const auto entry = [&](const MatrixStack& of, std::size_t row) {
-        return static_cast<float>(of[head][row * dim + column]);
+        const std::size_t head = coordinates.size() / dim, column = coordinates.size() % dim;
+        return static_cast<float>(of.data[(head * dim + row) * dim + column]);
       };
-      for (std::size_t p = 0; p < dim; p += 2) {
-        const auto i = static_cast<std::size_t>(side->rotary->pairs[p]),
-                   j = static_cast<std::size_t>(side->rotary->pairs[p + 1]);
-        if (entry(write, i) == 0 && entry(write, j) == 0) continue;
-        coordinates.push_back({i, j, entry(write, i), entry(write, j), entry(read, i), entry(read, j)});
-        break;
-      }
+      coordinates.push_back({i, j, entry(write, i), entry(write, j), entry(read, i), entry(read, j)});
     }
-    OSCAR_CHECK(coordinates.size() == side->lambda.size());
   }
 
   /// The rows of one head are coded and decoded.
@@ -67,9 +61,11 @@ struct KeysOfPairs {
         coded[t * dim + c] = (x[y.i] - mean[y.i]) * y.write_i + (x[y.j] - mean[y.j]) * y.write_j;
       }
     }
+    const Precision precision = history.context.precision;
+    if (precision == Precision::kServing) round_to_bf16(coded);
     HistoryCodec codec;
     codec.coded = std::make_shared<const std::vector<CodedFormat>>(1, side->formats[static_cast<std::size_t>(head)]);
-    history.context.backend->quantize(coded, history.dim, codec, Precision::kExact, coded, nullptr);
+    history.context.backend->quantize(coded, history.dim, codec, precision, coded, nullptr);
     for (std::size_t t = 0; t * dim < coded.size(); ++t) {
       const std::span<float> x = row_of(t);
       std::ranges::copy(mean, x.begin());

@@ -194,6 +194,7 @@ CodedBasis coded_pair_basis(const MatrixStack& cost, const MatrixStack& queries,
   const int dim = queries.dim, heads = queries.count;
   const auto width = static_cast<std::size_t>(dim);
   OSCAR_CHECK(cost.dim == dim && cost.count == heads && rotary.dim() == dim && fisher.base_key.count == heads);
+  const std::span<const float> frequencies = rotary.frequencies(static_cast<std::int64_t>(distances.to));
   CodedBasis basis{{MatrixStack(heads, dim), MatrixStack(heads, dim), {}}, {}, rotary};
   for (int h = 0; h < heads; ++h) {
     const auto head = static_cast<std::size_t>(h);
@@ -204,14 +205,16 @@ CodedBasis coded_pair_basis(const MatrixStack& cost, const MatrixStack& queries,
     const std::span<const double> mean = std::span(basis.transform.mean).last(width);
     MatrixStack write(1, dim), back(1, dim);  // by pair, before they are sorted
     std::vector<double> lambda;
+    double variance = 0;
     for (std::size_t p = 0; p < width; p += 2) {
       const auto i = static_cast<std::size_t>(rotary.pairs[p]), j = static_cast<std::size_t>(rotary.pairs[p + 1]);
-      PairMatrix metric = spread({cost[h], width, i, j}, rotary.frequency[p / 2], distances);
+      PairMatrix metric = spread({cost[h], width, i, j}, frequencies[p / 2], distances);
       metric.m += plain * PairMatrix(queries[h], width, i, j).m + kMetricFloor * (1 + plain_part) * read;
       PairMatrix keys(fisher.base_key[h], width, i, j);
       keys.m = keys.m / weight - (mean[i] * mean[i] + mean[j] * mean[j]) / 2;
       keys.u = keys.u / weight - (mean[i] * mean[i] - mean[j] * mean[j]) / 2;
       keys.v = keys.v / weight - mean[i] * mean[j];
+      variance += 2 * keys.m;
       const PairMatrix root = metric.power(0.5), inverse = metric.power(-0.5), whitened = between(root, keys);
       const auto [c, s] = whitened.direction();
       for (const auto& [to, x, y] : {std::tuple(p, c, s), std::tuple(p + 1, -s, c)}) {
@@ -222,8 +225,8 @@ CodedBasis coded_pair_basis(const MatrixStack& cost, const MatrixStack& queries,
       lambda.push_back(std::max(whitened.m + whitened.radius(), 0.0));
       lambda.push_back(std::max(whitened.m - whitened.radius(), 0.0));
     }
-    const double largest = *std::ranges::max_element(lambda);
-    if (!(largest > 0) || !std::isfinite(largest)) {
+    const bool finite = std::ranges::all_of(lambda, [](double x) { return std::isfinite(x); });
+    if (!finite || !(variance > kLeastVariance * trace(fisher.base_key[h], dim) / weight)) {
       throw NumericalError("the keys of the history do not vary, or not by finite amounts",
                            "KV head " + std::to_string(h), "give more text, or leave the layer out");
     }

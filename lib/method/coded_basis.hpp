@@ -39,8 +39,8 @@ struct CodedBasis {
 [[nodiscard]] CodedBasis coded_key_basis(const MatrixStack& cost, const MatrixStack& queries, double plain_part,
                                          const FisherSums& fisher, bool centred, Backend& backend);
 
-/// The distances at which errors of a key are felt, beyond those that a metric was taken at: all from `from` to `to`,
-/// evenly, of which `part` of the metric is.
+/// Queries and keys are also `from` to `to` positions further apart than where a metric was taken. `part` of the metric
+/// is its mean over these distances; the rest is as it was taken.
 struct Distances {
   double from = 0, to = 0, part = 1;
 };

@@ -24,10 +24,10 @@ struct CodedGrid {
 /// square of that. Throws NumericalError that names a channel which is constantly zero although it has levels.
 [[nodiscard]] CodedGrid fit_grid(std::span<const float> rows, std::span<const int> levels);
 
-/// Returns the side with these levels: channels are reordered, equal levels mixed (but not
-/// those of pairs of channels, which stay apart), grids fitted to the rows, and all
-/// numbers rounded to float32. rows: of each KV head (n, d), in native coordinates. Throws NumericalError that names a
-/// channel with levels which is constantly zero.
+/// Returns the side with these levels: channels are reordered, equal levels mixed (coordinates of pairs of channels are
+/// not, and stay apart), grids fitted to the rows, and all numbers rounded to float32. rows: of each KV head (n, d), in
+/// native coordinates; of keys before RoPE, turned back. Throws NumericalError that names a channel with levels which
+/// is constantly zero.
 [[nodiscard]] CodedSide coded_side(CodedBasis basis, const std::vector<std::vector<float>>& rows,
                                    const CodedLevels& levels);
 

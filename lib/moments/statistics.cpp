@@ -66,6 +66,7 @@ void append(LayerStatistics& to, const LayerStatistics& from, const std::string&
   };
   require(to.layer_id == from.layer_id && to.key_dim == from.key_dim && to.value_dim == from.value_dim,
           "another layer, or another head dimension, than in the rank before");
+  require(!to.rotary && !from.rotary, "keys before RoPE, which parts of a layer's heads do not have");
   require(to.first.sums.size() == from.first.sums.size() && to.sst.has_value() == from.sst.has_value() &&
               to.first.keys.has_value() == from.first.keys.has_value() &&
               to.first.fisher.has_value() == from.first.fisher.has_value(),

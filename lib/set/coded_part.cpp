@@ -33,24 +33,6 @@ Tensor float_tensor(std::vector<std::int64_t> shape, const std::vector<double>& 
   return Tensor::from(std::move(shape), std::span<const float>(floats));
 }
 
-/// The pair whose channels each coordinate is of, (Hkv, d).
-std::vector<int> pairs_of(const CodedSide& side) {
-  const MatrixStack& write = side.transform.rotation;
-  const auto dim = static_cast<std::size_t>(write.dim);
-  std::vector<int> pairs;
-  for (int head = 0; head < write.count; ++head) {
-    for (std::size_t c = 0; c < dim; ++c) {
-      std::size_t p = 0;
-      const auto entry = [&](std::size_t i) {
-        return write[head][static_cast<std::size_t>(side.rotary->pairs[2 * p + i]) * dim + c];
-      };
-      while (p + 1 < dim / 2 && entry(0) == 0 && entry(1) == 0) ++p;
-      pairs.push_back(static_cast<int>(p));
-    }
-  }
-  return pairs;
-}
-
 /// Visits the entries that block-diagonal matrices may have: f(place in (Hkv, d, 2), place in the stack).
 template <class F>
 void for_each_entry(int dim, std::span<const int> pairs, std::span<const int> channels, const F& f) {
@@ -111,7 +93,8 @@ class SideReader {
     side.transform.rotation = side.rotary ? of_pairs("write", *side.rotary) : matrices("write");
     side.transform.read_rotation = side.rotary ? of_pairs("read", *side.rotary) : matrices("read");
     if (has_mean) side.transform.mean = floats("mean", {heads_, dim_});
-    if (std::ranges::all_of(side.transform.mean, [](double x) { return x == 0; })) side.transform.mean.clear();
+    const bool zero = std::ranges::all_of(side.transform.mean, [](double x) { return x == 0; });
+    if (zero && !side.rotary) side.transform.mean.clear();
     side.lambda = floats("lambda", {heads_, dim_});
     const std::vector<double> levels = values("levels", {heads_, dim_}, DType::kI32);
     const std::vector<double> step = floats("step", {heads_, dim_}), sigma = floats("sigma", {heads_, dim_});
@@ -175,6 +158,10 @@ class SideReader {
                       "fit the set again");
     }
     const std::vector<double> entries = floats(name, {heads_, dim_, 2});
+    for (std::size_t at = 0; at < entries.size(); at += 2) {
+      if (entries[at] != 0 || entries[at + 1] != 0) continue;
+      throw DataError("the tensor " + prefix_ + name + " has a coordinate of no channel", where_, "fit the set again");
+    }
     MatrixStack stack(static_cast<int>(heads_), static_cast<int>(dim_));
     for_each_entry(stack.dim, pairs, rotary.pairs,
                    [&](std::size_t from, std::size_t to) { stack.data[to] = entries[from]; });
@@ -191,8 +178,21 @@ std::string prefix_of(int layer_id, const char* side) { return fmt::format("laye
 
 }  // namespace
 
-bool stores_before_rope(const CodedPart& part) {
-  return std::ranges::any_of(part.layers, [](const CodedLayer& layer) { return layer.key.rotary.has_value(); });
+std::vector<int> pairs_of(const CodedSide& side) {
+  const MatrixStack& write = side.transform.rotation;
+  const auto dim = static_cast<std::size_t>(write.dim);
+  std::vector<int> pairs;
+  for (int head = 0; head < write.count; ++head) {
+    for (std::size_t c = 0; c < dim; ++c) {
+      std::size_t p = 0;
+      const auto entry = [&](std::size_t i) {
+        return write[head][static_cast<std::size_t>(side.rotary->pairs[2 * p + i]) * dim + c];
+      };
+      while (p + 1 < dim / 2 && entry(0) == 0 && entry(1) == 0) ++p;
+      pairs.push_back(static_cast<int>(p));
+    }
+  }
+  return pairs;
 }
 
 double bits_of(const CodedSide& side) {

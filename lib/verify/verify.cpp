@@ -265,6 +265,9 @@ void measure(VerifyReport& report, const SetUnderTest& set, std::vector<PartFind
     for (PartFindings* part : measured.parts) part->subject.check_on(found, part->checks);
     report.data["statistics"] = description_of(*inputs.statistics);
   }
+  if (inputs.runner != nullptr) {
+    for (PartFindings* part : measured.parts) part->subject.check_model(inputs.runner->config(), part->checks);
+  }
   if (inputs.runner != nullptr && !measured.methods.empty()) {
     warn_of_score_rules(report, measured.methods, *inputs.runner);
   }

@@ -33,9 +33,11 @@ class SetsTest(unittest.TestCase):
         self.folder = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="oscar-foreign-"))) / "set"
         self.again()
 
+    source = property(lambda self: sample_set())  # of what again() copies
+
     def again(self):
         shutil.rmtree(self.folder, ignore_errors=True)
-        shutil.copytree(sample_set(), self.folder)
+        shutil.copytree(self.source, self.folder)
 
     def manifest(self):
         return json.loads((self.folder / "manifest.json").read_text())
@@ -287,6 +289,40 @@ class SetsTest(unittest.TestCase):
             for side in (layer.key, layer.value):
                 np.testing.assert_allclose(side.rotation[0].astype(np.float64) @ side.read_rotation[0].T, np.eye(128), atol=1e-4)
         self.assertEqual(str(part.to_torch().layers[0].key.levels.dtype), "torch.int32")
+
+    def test_what_keys_before_rope_may_not_say(self):
+        before = sample_set("coded", keys="before-rope", bits=1.25)
+        self.enterContext(mock.patch.object(type(self), "source", before))
+        self.again()
+        side, name = oscar_kv.read_set(self.folder).layers[1].key, "layers.1.key."
+        self.assertEqual((side.rotary.pairs[3], side.rotary.frequency[0], np.count_nonzero(side.rotation[0])), ([3, 67], 1, 256))
+        np.testing.assert_allclose(side.rotation[0].astype(np.float64) @ side.read_rotation[0].T, np.eye(128), atol=1e-4)
+        pair, same = load_file(self.folder / "coded.safetensors")[name + "pair"], lambda part: None  # noqa: E731
+        number = r"keys turn in a way that is not listed"
+        for expected, tensors, manifest in (
+                (number, (), lambda part: part.pop("rotary")), (number, (), lambda part: part["layers"][1]["key"].update(rotary=1)),
+                (number, (), lambda part: part["layers"][1]["key"].update(rotary=-1)), (number, (), lambda part: part["layers"][1]["key"].update(rotary="0")),
+                ("malformed", (), lambda part: part["rotary"][0].pop("pairs")), ("malformed", (), lambda part: part["rotary"][0].update(more=1)),
+                ("not all channels once", (), lambda part: part["rotary"][0]["pairs"][0].reverse() or part["rotary"][0]["pairs"].append([0, 1])),
+                ("not all channels once", (), lambda part: part["rotary"][0].update(frequency=[1])),
+                ("not all channels once", (), lambda part: part["rotary"][0]["frequency"].__setitem__(0, 10**400)),
+                ("not all channels once", (), lambda part: part["rotary"][0]["pairs"].__setitem__(0, [0.0, 64])),
+                ("not all channels once", (), lambda part: part["rotary"][0].update(near_context=8)),
+                ("not all channels once", (), lambda part: part["rotary"][0].update(far_frequency=[1], near_context=8)),
+                ("are missing, or of other pairs", {name + "pair": None}, same), ("are missing, or of other pairs", {name + "pair": 0 * pair}, same),
+                ("are missing, or of other pairs", {name + "pair": pair - 64}, same), ("are missing, or of other pairs", {name + "pair": pair.astype(float)}, same)):
+            with self.subTest(expected):
+                self.changed(tensors, manifest)
+                self.assert_refused(expected, "transformers")
+
+    def test_vllm_reads_rotations_beside_keys_before_rope(self):
+        document = self.manifest()
+        document["parts"]["coded"]["layers"][0]["key"]["rotary"] = 0
+        self.write(document)
+        self.assert_refused("vllm is to read the part 'coded'", "vllm")
+        document["readers"]["vllm"] = "with_means"
+        self.write(document)
+        self.assertEqual(oscar_kv.read_set(self.folder, "vllm").name, "with_means")
 
     def test_what_a_coded_part_may_not_say(self):
         key = load_file(sample_set() / "coded.safetensors")

@@ -12,8 +12,9 @@ the last `recent` tokens) and packed between them, rounded as `oscar verify` rou
   windows, however many come at once: calls of one token on CUDA by the kernels of liboscar_torch.so where they know the set's
   codec and shapes, else in torch over unpacked rows (cache_rows.py); PackedCache.path says which, and why. Padded calls, and those of
   several tokens, are read in torch in either case.
-Keys that are stored before RoPE are read in the first way alone. Rows that the kernels do not take are packed on the CPU. Padding counts as tokens. Non-goals: taking back tokens (crop), models whose
-attention has sinks or soft caps in the second way.
+Keys that are stored before RoPE are read in the first way alone, and taken for keys of the positions 0, 1, 2 …: padding before a prompt,
+which moves them, costs quality. Rows that the kernels do not take are packed on the CPU. Padding counts as tokens. Non-goals: taking back
+tokens (crop), models whose attention has sinks or soft caps in the second way.
 """
 import os
 import threading

@@ -3,7 +3,7 @@
 
     stored = bf16(bf16(x - mean) bf16(rotation)),   native = stored bf16(read)^T + mean,   q' = bf16(bf16(q) bf16(read))
 
-(keys that are stored before RoPE are turned back before, and turned again after that, and have no q')
+(keys that are stored before RoPE are turned back before, by float32 matrices, turned again after that, and have no q')
 
 and stored rows packed in pages of bytes, by the operators of liboscar_torch.so: kernels on CUDA, their references on the CPU. Rows are
 (tokens, heads, d). Needs torch only. Non-goals: windows, page tables, where pages lie.
@@ -49,10 +49,14 @@ class LayerSide:
 
         # The same products as those of servers: bfloat16 in, float32 sums. The CPU multiplies faster in float32.
         product_type = torch.bfloat16 if device.type == "cuda" and dtype == torch.bfloat16 else torch.float32
-        self.heads, self.dim = heads, dim
-        self.rotation, self.read_rotation = (own("matrices", x).bfloat16().to(device, product_type) for x in (side.rotation, side.read_rotation))
+        self.heads, self.dim, self.rotary = heads, dim, side.rotary
+        if side.rotary is not None:
+            product_type = torch.float32
+            self._pairs = torch.tensor(side.rotary.pairs, device=device)
+            self._frequencies = [torch.tensor(x, dtype=torch.float32, device=device)
+                                 for x in (side.rotary.frequency, side.rotary.far_frequency) if x is not None]
+        self.rotation, self.read_rotation = (own("matrices", x if side.rotary else x.bfloat16()).to(device, product_type) for x in (side.rotation, side.read_rotation))
         self.mean = None if side.mean is None else own("means", side.mean).float().to(device)
-        self.rotary = side.rotary
         self.formats = [own("formats", x, ranks * heads) for x in (side.levels, side.step, side.sigma)]
         self._clip_ratios, self._expanded = own("clip ratios", side.clip_ratios), dict[tuple[int, int], Tensor]()
         if side.clip_ratios is None and side.levels is None:
@@ -68,9 +72,8 @@ class LayerSide:
 
     def turned(self, rows: Tensor, positions: Tensor, back: bool) -> Tensor:
         """Rows (tokens, heads, d) as keys turn at these positions (tokens), or as they were before: float32."""
-        far = self.rotary.far_frequency is not None and int(positions.max()) >= self.rotary.near_context
-        frequency = torch.tensor(self.rotary.far_frequency if far else self.rotary.frequency, dtype=torch.float32, device=rows.device)
-        pairs = torch.tensor(self.rotary.pairs, device=rows.device)
+        far = len(self._frequencies) > 1 and int(positions.max()) >= self.rotary.near_context
+        frequency, pairs = self._frequencies[far], self._pairs
         angles = positions.to(rows.device, torch.float32)[:, None, None] * frequency
         cosine, sine = angles.cos(), angles.sin() * (-1 if back else 1)
         x, y = rows.float()[..., pairs[:, 0]], rows.float()[..., pairs[:, 1]]
@@ -83,7 +86,8 @@ class LayerSide:
         if self.rotary is not None:
             native = self.turned(native, positions, back=True)
         rows = native if self.mean is None else native.float() - self.mean
-        return _product(rows.bfloat16().to(self.rotation.dtype), self.rotation).bfloat16()
+        rows = rows.float() if self.rotary is not None else rows.bfloat16()
+        return _product(rows.to(self.rotation.dtype), self.rotation).bfloat16()
 
     def native(self, stored: Tensor, positions: Tensor | None = None) -> Tensor:
         """Of rows of KV heads or outputs of query heads, values of bfloat16: float32. positions: as in stored()."""

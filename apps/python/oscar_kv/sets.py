@@ -12,7 +12,6 @@ import hashlib
 import io
 import json
 import logging
-import math
 import os
 import re
 import stat
@@ -36,6 +35,7 @@ _GRIDS, _SCALES = ("minmax", "lloyd-max"), ("float32", "float16", "bfloat16")
 _MOST_BYTES_OF_TEXT = 8 << 20  # kMaxDocumentBytes
 _AGAIN, _TRIAL_SECONDS = "fetch or fit the set again", 300
 _TRIAL = f"from {__name__} import _try_h5; _try_h5()"
+_MOST_FLOAT = float(np.finfo(np.float32).max)
 _log = logging.getLogger("oscar_kv")
 
 
@@ -265,6 +265,12 @@ def _refuse_if(where: str, *checks: tuple[bool, str]) -> None:
             raise ValueError(f"{where}: {text}; {_AGAIN}, and ask `oscar verify`")
 
 
+def _stores_before_rope(part: Any) -> bool:
+    """Whether keys of any layer of the coded cache are stored before RoPE, which vLLM's kernels do not read."""
+    layers = _member(part, "layers")
+    return isinstance(layers, list) and any(_member(_member(layer, "key"), "rotary") is not None for layer in layers)
+
+
 def _part_for(manifest: dict[str, Any], reader: str, where: str) -> str:
     """The name of the part that the reader reads, after what all parts share was checked."""
     parts, readers, windows = (manifest.get(name) for name in ("parts", "readers", "windows"))
@@ -275,7 +281,8 @@ def _part_for(manifest: dict[str, Any], reader: str, where: str) -> str:
         (not all(_is_count(_member(windows, each)) for each in ("sink", "recent")), "windows are no counts"),
         (not isinstance(readers, dict), "no readers"),
         (not isinstance(parts, dict) or not parts or not set(parts) <= set(_FILES), "no parts, or some that are not known"))
-    name, best = readers.get(reader), next(each for each in _FILES if each in parts)
+    unread = {"coded"} if reader == "vllm" and _stores_before_rope(parts.get("coded")) else set()
+    name, best = readers.get(reader), next((each for each in _FILES if each in parts and each not in unread), None)
     if name is None:
         raise ValueError(f"{where}: the set has no part for {reader}, but for {', '.join(map(ascii, readers))}; fit it with --for {reader}")
     _refuse_if(where, (name not in list(parts) or (reader in ("vllm", "transformers") and name != best),
@@ -362,10 +369,12 @@ def _rotary_of(part: Any, layer: dict[str, Any], where: str) -> Rotary | None:
     _refuse_if(where, (not _is_count(number) or not isinstance(listed, list) or number >= len(listed), "keys turn in a way that is not listed"))
     try:
         rotary = Rotary(**listed[number])
-        channels = sorted(channel for pair in rotary.pairs for channel in pair)
-        fits = channels == list(range(2 * len(rotary.frequency))) and all(len(pair) == 2 for pair in rotary.pairs)
-        fits &= all(math.isfinite(f) for f in [*rotary.frequency, *(rotary.far_frequency or [])])
-        fits &= rotary.far_frequency is None or (len(rotary.far_frequency) == len(rotary.frequency) and rotary.near_context > 0)
+        channels = [channel for pair in rotary.pairs for channel in pair]
+        fits = all(map(_is_count, channels)) and sorted(channels) == list(range(2 * len(rotary.frequency)))
+        fits &= all(len(pair) == 2 for pair in rotary.pairs) and _is_count(rotary.near_context)
+        fits &= all(abs(f) <= _MOST_FLOAT for f in [*rotary.frequency, *(rotary.far_frequency or [])])
+        fits &= (rotary.far_frequency is None) == (rotary.near_context == 0)
+        fits &= rotary.far_frequency is None or len(rotary.far_frequency) == len(rotary.frequency)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{where}: what the manifest says of rotary embeddings is malformed; {_AGAIN}") from error
     _refuse_if(where, (not fits, "pairs of channels that turn are not all channels once"))

@@ -65,7 +65,12 @@ void settle_sizes(ModelConfig& config) {
   identity.num_key_value_heads = config.num_key_value_heads = mixer.num_kv_heads;
   identity.head_dim = config.head_dim = mixer.head_dim;
   if (mixer.value_dim != mixer.head_dim) identity.value_dim = mixer.value_dim;
-  identity.rope_theta = mixer.rope.plain(config.head_dim) ? mixer.rope.theta : 0;
+  const auto is_plain = [&](int layer) {
+    const MixerSpec& own = config.block(layer).mixer;
+    return own.rope.plain(config.head_dim) && own.rope.theta == mixer.rope.theta && own.rope.irregular.empty() &&
+           !own.norm_after_rope;
+  };
+  identity.rope_theta = std::ranges::all_of(config.cache_layers(), is_plain) ? mixer.rope.theta : 0;
   if (config.cache_layers().size() < config.blocks.size()) identity.cache_layers = config.cache_layers();
 }
 

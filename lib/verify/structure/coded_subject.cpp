@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "measure/set_method.hpp"
+#include "model/run/runner.hpp"
 #include "verify/structure/checks.hpp"
 #include "verify/structure/matrix.hpp"
 #include "verify/verdict/verdict.hpp"
@@ -166,6 +167,23 @@ void check_coded_on_data(const CodedPart& part, const std::vector<CodedMoments>&
 namespace {
 
 constexpr std::size_t kMostBits = 8;
+constexpr double kRotaryLimit = 1e-6;  // of frequencies, which are float32
+
+/// The largest relative difference of two frequencies; infinite if other channels are pairs.
+double rotary_error(const Rotary& stated, const std::optional<Rotary>& own) {
+  if (!own || own->pairs != stated.pairs || own->near_context != stated.near_context ||
+      own->far_frequency.size() != stated.far_frequency.size()) {
+    return HUGE_VAL;
+  }
+  double worst = 0;
+  for (const auto member : {&Rotary::frequency, &Rotary::far_frequency}) {
+    for (std::size_t i = 0; i < (stated.*member).size(); ++i) {
+      const double found = (stated.*member)[i], expected = ((*own).*member)[i];
+      worst = std::max(worst, found == expected ? 0 : std::abs(found - expected) / std::abs(expected));
+    }
+  }
+  return worst;
+}
 
 std::vector<int> channels_by_bits(const CodedFormat& format) {
   std::vector<int> channels(kMostBits + 1);
@@ -216,6 +234,17 @@ struct CodedSubject final : Subject {
     checks.push_back(at_most(part.bits + 1e-9, bits_of(part), "budget", {}, "", "rows take more bits than asked"));
   }
 
+  void check_model(const ModelConfig& config, std::vector<Check>& checks) const override {
+    for (const CodedLayer& layer : part.layers) {
+      if (!layer.key.rotary || layer.layer_id >= config.num_layers) continue;
+      const MixerSpec& mixer = config.block(layer.layer_id).mixer;
+      const bool regular = why_not_before_rope(mixer).empty();
+      const double error = rotary_error(*layer.key.rotary, regular ? rotary_of(mixer) : std::nullopt);
+      checks.push_back(
+          at_most(kRotaryLimit, error, "rotary", layer.layer_id, kKey.name, "the model turns keys otherwise"));
+    }
+  }
+
   [[nodiscard]] std::optional<KvMethod> method(Windows windows) const override { return method_of(part, windows); }
 
   void take(int layer, LayerStream& stream, bool same_tokens, std::int64_t /*tokens*/, Backend& backend,
@@ -223,7 +252,17 @@ struct CodedSubject final : Subject {
     found.coded.push_back(coded_moments_of(layer, stream, part, same_tokens, backend));
   }
   void take(const Statistics& statistics, DataMoments& found, std::vector<Check>& checks) const override {
-    found.add({{}, coded_moments_of(statistics, checks)});
+    std::vector<CodedMoments> moments = coded_moments_of(statistics, checks);
+    for (CodedMoments& each : moments) {
+      const auto own = std::ranges::find(part.layers, each.layer_id, &CodedLayer::layer_id);
+      if (own == part.layers.end() || !own->key.rotary) continue;
+      each.key = {}, each.key_mean.clear();
+      checks.push_back({.name = "scales_on_data",
+                        .layer = each.layer_id,
+                        .target = kKey.name,
+                        .message = "sums of keys after RoPE do not tell those before it: give --dump or --model"});
+    }
+    found.add({{}, std::move(moments)});
   }
   void check_on(const DataMoments& data, std::vector<Check>& checks) const override {
     check_coded_on_data(part, data.coded, checks);

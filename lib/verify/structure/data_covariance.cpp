@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
 #include <iterator>
-#include <optional>
 
 #include "base/errors.hpp"
 #include "dump/rows_before_rope.hpp"
@@ -76,13 +75,21 @@ CodedMoments coded_moments_of(int layer_id, LayerStream& layer, const CodedPart&
   const auto own = std::ranges::find(part.layers, layer_id, &CodedLayer::layer_id);
   // A fit to a model spreads its texts over positions, so that its rows are not those of the tokens alone.
   const bool known = own != part.layers.end(), before_rope = known && own->key.rotary;
-  const bool comparable = known && same_tokens && !part.recipe.contains("context") && !before_rope;
+  const bool comparable = known && same_tokens && !part.recipe.contains("context");
   SumsWanted wanted{
       .moments = {Moment::kKeys, Moment::kKtk, Moment::kVtv}, .windows = part.windows, .value_reads = true};
+  AdditiveMoments sums;
+  if (before_rope) {
+    KeysBeforeRope turned_back(layer, *own->key.rotary);
+    sums = take(turned_back, wanted, backend);
+    wanted.moments.clear();
+  }
   if (comparable) wanted.moments.insert(Moment::kFisher);
-  std::optional<KeysBeforeRope> turned_back;
-  if (before_rope) turned_back.emplace(layer, *own->key.rotary);
-  const AdditiveMoments sums = take(before_rope ? *turned_back : layer, wanted, backend);
+  if (AdditiveMoments more = take(layer, wanted, backend); before_rope) {
+    sums.fisher = std::move(more.fisher);
+  } else {
+    sums = std::move(more);
+  }
   const MomentSums& values = sums.sums.at(Moment::kVtv);
   CodedMoments found{.layer_id = layer_id};
   found.key = sums.sums.at(Moment::kKtk).mean(), found.value = values.mean();
@@ -92,8 +99,8 @@ CodedMoments coded_moments_of(int layer_id, LayerStream& layer, const CodedPart&
   const FisherSums& fisher = *sums.fisher;
   if (!std::ranges::all_of(fisher.weight, [](double weight) { return weight > 0; })) return found;
   const FisherMoments read = mean(fisher, part.windows);
-  found.key_covariance = read.key;
-  if (!own->key.transform.mean.empty()) {
+  if (!before_rope) found.key_covariance = read.key;
+  if (!before_rope && !own->key.transform.mean.empty()) {
     found.key_covariance = centred(read.key, read.key_mean, read.key_mean);
   }
   found.value_covariance = fisher.value;

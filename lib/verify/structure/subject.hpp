@@ -14,6 +14,7 @@
 
 #include "dump/source.hpp"
 #include "kernels/backend.hpp"
+#include "model/config/config.hpp"
 #include "moments/statistics.hpp"
 #include "set/formats.hpp"
 #include "set/set.hpp"
@@ -77,6 +78,8 @@ struct Subject {
   virtual void describe(PartReport& part, VerifyReport& report) const = 0;
   /// What only this kind has.
   virtual void check_own(std::vector<Check>& checks) const = 0;
+  /// What it says of the model, against the model itself.
+  virtual void check_model(const ModelConfig& /*config*/, std::vector<Check>& /*checks*/) const {}
   /// The part as a method; none: only one side is there.
   [[nodiscard]] virtual std::optional<KvMethod> method(Windows windows) const = 0;
   /// Channels that share a scale in its row codec, for methods that have no groups of their own; 0: the whole row.

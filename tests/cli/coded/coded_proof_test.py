@@ -159,6 +159,17 @@ class KeysBeforeRopeTest(unittest.TestCase):
         said = fit("--dump", dump, "--keys", "before-rope", "--out", self.folder / "of-foreign")
         self.assertIn("the keys of all layers are coded as they are, not before RoPE: the dump does not tell how keys turn", said)
 
+    def test_another_turn_than_the_models_is_found(self):
+        false = self.folder / "false"
+        shutil.copytree(self.set, false)
+        manifest = json.loads((false / "manifest.json").read_text())
+        manifest["parts"]["coded"]["rotary"][0]["frequency"][20] *= 1.01
+        (false / "manifest.json").write_text(json.dumps(manifest))
+        said = oscar("verify", false, "--model", MODEL, "--tokens", GOLDEN / "tokens_eval.npy", "--sequences", "1", "--compare", "none",
+                     "--no-record", status=3)
+        self.assertIn("rotary failed (layer 0, key)", said)
+        self.assertIn("the model turns keys otherwise", said)
+
     def test_readers_that_do_not_know_it_are_refused_or_get_rotations(self):
         out = self.folder / "refused"
         self.assertIn("vllm cannot read keys that are stored before RoPE",

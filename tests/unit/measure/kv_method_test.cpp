@@ -7,7 +7,9 @@
 
 #include "kernels/backend.hpp"
 #include "measure/peers/baselines.hpp"
+#include "measure/set_method.hpp"
 #include "support/support.hpp"
+#include "unit/kernels/gaussian.hpp"
 
 namespace oscar {
 
@@ -44,6 +46,43 @@ TEST_CASE("where values are narrower than keys, bits are those of a layer's chan
   const KvLayer turned = make_baseline("hadamard", layers, {}, 0).layer(0);
   CHECK(turned.key.transform->rotation.dim == 40);
   CHECK(turned.value.transform->rotation.dim == 24);
+}
+
+TEST_CASE("keys before RoPE: a chunk that is read at other positions has the codes that it had, turned there") {
+  constexpr int kDim = 16, kShift = 24;
+  constexpr std::size_t kTokens = 8;
+  CodedSide side;
+  side.transform.rotation = side.transform.read_rotation = MatrixStack::identity(kDim);
+  side.transform.mean.assign(kDim, 0.5);
+  side.rotary = plain_rotary(10000, kDim);
+  side.formats = {{std::vector<int>(kDim, 16), std::vector<float>(kDim, 0.25F), std::vector<float>(kDim, 1)}};
+  side.lambda.assign(kDim, 1);
+  CodedPart part;
+  part.windows = {0, 1};
+  part.layers = {{0, side, side}};
+  part.layers[0].value.rotary.reset();
+  const KvMethod method = method_of(part, part.windows);
+  REQUIRE(method.layer(0).key.method != nullptr);
+  CHECK(bits_per_element(method, 4096).fp16_params == 5);  // 4 bits, and two bytes of 16 channels
+  const std::vector<float> chunk = test::gaussian_floats(kTokens * kDim, 3);
+  std::vector<float> rows((kTokens + kShift) * kDim);  // the chunk at position 0, and again at kShift
+  for (const std::size_t first : {std::size_t{0}, std::size_t{kShift}}) {
+    const auto own = std::span(rows).subspan(first * kDim, chunk.size());
+    std::ranges::copy(chunk, own.begin());
+    turn(*side.rotary, Turn::kForth, own, 1, static_cast<std::int64_t>(first));
+  }
+  const std::unique_ptr<Backend> backend = make_cpu_backend();
+  const auto tokens = static_cast<std::int64_t>(kTokens + kShift);
+  std::vector<float> read = reconstruct(*method.layer(0).key.method, heads_view(rows, tokens, 1, kDim), {0, tokens},
+                                        {{}, Precision::kExact, backend.get()});
+  turn(*side.rotary, Turn::kBack, read, 1, 0);
+  double noise = 0, moved = 0;
+  for (std::size_t i = 0; i < chunk.size(); ++i) {
+    noise = std::max(noise, std::abs(double{read[i]} - chunk[i]));
+    moved = std::max(moved, std::abs(double{read[i]} - read[kShift * kDim + i]));
+  }
+  CHECK((noise > 0.05 && noise < 0.5));
+  CHECK(moved < 1e-5);
 }
 
 TEST_CASE("the Hadamard baseline is orthogonal, symmetric and made of equal entries inside its blocks") {
