@@ -129,6 +129,7 @@ class KeysBeforeRopeTest(unittest.TestCase):
         fit(*self.data, "--out", after)
         manifest = json.loads((self.set / "manifest.json").read_text())
         self.assertEqual(manifest["readers"], {"transformers": "coded"})
+        self.assertIn("before RoPE", oscar("inspect", self.set))
         rotary, = manifest["parts"]["coded"]["rotary"]
         self.assertEqual((len(rotary["pairs"]), rotary["pairs"][1], rotary["frequency"][0]), (64, [1, 65], 1))
         self.assertLess((self.set / "coded.safetensors").stat().st_size, 0.6 * (after / "coded.safetensors").stat().st_size)
