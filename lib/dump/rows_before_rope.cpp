@@ -3,7 +3,7 @@
 
 namespace oscar {
 
-bool RowsBeforeRope::next(QkvChunk& chunk) {
+bool RowsBeforeRope::next(QkvChunk& chunk, bool with_queries) {
   if (!layer_.next(chunk)) return false;
   struct Owner {
     std::shared_ptr<const void> source;
@@ -22,7 +22,7 @@ bool RowsBeforeRope::next(QkvChunk& chunk) {
     }
     return heads_view(rows, x.num_tokens, x.num_heads, x.head_dim);
   };
-  chunk.view.base_q = turned_back(chunk.view.q, owner->q);
+  if (with_queries) chunk.view.base_q = turned_back(chunk.view.q, owner->q);
   chunk.view.base_k = turned_back(chunk.view.k, owner->k);
   chunk.owner = owner;
   return true;

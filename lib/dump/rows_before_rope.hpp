@@ -14,22 +14,25 @@ class RowsBeforeRope : public LayerStream {
  public:
   RowsBeforeRope(LayerStream& layer, Rotary rotary) : layer_(layer), rotary_(std::move(rotary)) {}
 
-  bool next(QkvChunk& chunk) override;
+  bool next(QkvChunk& chunk) override { return next(chunk, true); }
   bool skip(QkvChunk& chunk) override { return layer_.skip(chunk); }
   void rewind() override { layer_.rewind(); }
+
+ protected:
+  bool next(QkvChunk& chunk, bool with_queries);
 
  private:
   LayerStream& layer_;
   Rotary rotary_;
 };
 
-/// The same with keys before RoPE in the place of keys.
+/// The same with keys before RoPE in the place of keys, and no queries before it.
 class KeysBeforeRope : public RowsBeforeRope {
  public:
   using RowsBeforeRope::RowsBeforeRope;
   bool next(QkvChunk& chunk) override {
-    if (!RowsBeforeRope::next(chunk)) return false;
-    chunk.view.k = chunk.view.base_k;
+    if (!RowsBeforeRope::next(chunk, false)) return false;
+    chunk.view.k = std::exchange(chunk.view.base_k, {});
     return true;
   }
 };

@@ -57,35 +57,29 @@ void add_rows(const HeadsView& x, std::int64_t token, std::vector<std::vector<fl
   }
 }
 
-/// Every n-th token, so that about `wanted` are taken.
-void take_rows(LayerStream& stream, std::int64_t tokens, std::int64_t wanted, LayerStatistics& layer) {
+/// Calls take(chunk, token) for every n-th token that stands behind the first `skipped` of its sequence, so that about
+/// `wanted` are taken.
+template <class Take>
+void sample_tokens(LayerStream& rows, std::int64_t tokens, std::int64_t wanted, int skipped, const Take& take) {
   const std::int64_t stride = std::max<std::int64_t>(1, tokens / std::max<std::int64_t>(wanted, 1));
-  stream.rewind();
-  QkvChunk chunk;
-  for (std::int64_t first = 0; stream.next(chunk); first += chunk.view.k.num_tokens) {
-    for (std::int64_t t = 0; t < chunk.view.k.num_tokens; ++t) {
-      if ((first + t) % stride != stride / 2) continue;
-      add_rows(chunk.view.k, t, layer.key_rows);
-      add_rows(chunk.view.v, t, layer.value_rows);
+  std::int64_t seen = 0;
+  rows.rewind();
+  for (QkvChunk chunk; rows.next(chunk);) {
+    for (const SequenceRange& range : chunk.sequences) {
+      for (std::int64_t t = range.begin + skipped; t < range.end; ++t) {
+        if (seen++ % stride == stride / 2) take(chunk, t);
+      }
     }
   }
 }
 
-/// The same of keys before RoPE, without those of the sink, which are never coded.
-void take_keys_before_rope(RowsBeforeRope& rows, std::int64_t tokens, std::int64_t wanted, Windows windows,
-                           LayerStatistics& layer) {
-  const std::int64_t stride = std::max<std::int64_t>(1, tokens / std::max<std::int64_t>(wanted, 1));
-  rows.rewind();
-  std::int64_t behind = stride / 2;  // the sink
-  for (QkvChunk chunk; rows.next(chunk);) {
-    for (const SequenceRange& range : chunk.sequences) {
-      for (std::int64_t t = range.begin + windows.sink; t < range.end; ++t) {
-        if (++behind % stride == 0) add_rows(chunk.view.base_k, t, layer.keys_before_rope);
-      }
-    }
-  }
+/// Keys before RoPE, without those of the sink, which are never coded.
+void take_keys_before_rope(LayerStream& rows, std::int64_t tokens, const TakeOptions& options, LayerStatistics& layer) {
+  KeysBeforeRope keys(rows, *layer.rotary);
+  sample_tokens(keys, tokens, options.sample_rows, options.windows.sink,
+                [&](const QkvChunk& chunk, std::int64_t t) { add_rows(chunk.view.k, t, layer.keys_before_rope); });
   if (!layer.keys_before_rope.empty()) return;
-  throw DataError("too few tokens behind the first " + std::to_string(windows.sink),
+  throw DataError("too few tokens behind the first " + std::to_string(options.windows.sink),
                   "layer " + std::to_string(layer.layer_id), "give more or longer sequences");
 }
 
@@ -110,8 +104,11 @@ LayerStatistics take_layer(int id, LayerStream& rows, const ModelIdentity& model
     layer.sst = take_sst(rows, layer.first.sums.at(Moment::kQqt).mean(), backend);
   }
   layer.centred = !options.uncentred.contains(id);
-  take_rows(rows, shape.tokens, options.sample_rows, layer);
-  if (base) take_keys_before_rope(*base, shape.tokens, options.sample_rows, options.windows, layer);
+  sample_tokens(rows, shape.tokens, options.sample_rows, 0, [&](const QkvChunk& chunk, std::int64_t t) {
+    add_rows(chunk.view.k, t, layer.key_rows);
+    add_rows(chunk.view.v, t, layer.value_rows);
+  });
+  if (base) take_keys_before_rope(rows, shape.tokens, options, layer);
   if (options.clip) layer.sample = sample_layer(rows, options.windows, *options.clip);
   if (!options.coded) return layer;
   const auto cost = costs.find(id);

@@ -29,8 +29,8 @@
 namespace oscar {
 
 /// C = 1 / (2 T) sum over rows of g^T g, with the gradients g of history_gradients() (model/run/runner.hpp) and T
-/// tokens; the mean over draws. Errors e of the rows, independent of each other, cost about mean(e C e^T) nats of KL a
-/// token.
+/// tokens; the mean over draws. Of a layer with LayerStatistics::rotary g is by keys before RoPE. Errors e of the rows,
+/// independent of each other, cost about mean(e C e^T) nats of KL a token.
 struct ErrorCost {
   MatrixStack key, value;  // (Hkv, d, d), (Hkv, d_v, d_v)
 };

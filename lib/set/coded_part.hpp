@@ -4,7 +4,7 @@
 // side key or value
 //   layers.N.SIDE.write   (Hkv, d, d) float32: y = (x - mean) write
 //   layers.N.SIDE.read    (Hkv, d, d) float32: q read, or o = o' read^T
-//   layers.N.key.mean     (Hkv, d) float32; zeros: keys are not centred
+//   layers.N.key.mean     (Hkv, d) float32; zeros: keys after RoPE are not centred
 // and of keys that are stored before RoPE, whose coordinates are of one pair of channels each, in the place of those
 // matrices
 //   layers.N.key.pair     (Hkv, d) int32: the pair (kernels/rotary.hpp) of coordinate c; each pair has two
