@@ -165,6 +165,14 @@ std::unique_ptr<FinalStates> measure_layers(VerifyReport& report, const Calibrat
   return to_the_end ? live_source->final_states() : nullptr;
 }
 
+std::size_t longest_of(const ModelData& data) {
+  std::size_t longest = 0;
+  for (const auto* rows : {&data.texts, &data.needles, &data.quotes}) {
+    for (const TokenSequence& row : *rows) longest = std::max(longest, row.size());
+  }
+  return longest;
+}
+
 /// exact: what measure_layers() returns.
 void measure_model_metrics(VerifyReport& report, const CalibrationData& fitted, const std::vector<KvMethod>& methods,
                            const VerifyInputs& inputs, const VerifyOptions& options, Backend& backend, Status& status,
@@ -180,7 +188,8 @@ void measure_model_metrics(VerifyReport& report, const CalibrationData& fitted, 
                           {"tokens", texts.tokens},
                           {"computed_on", inputs.runner->description()},
                           {"needles", data.needles.size()},
-                          {"quotes", data.quotes.size()}};
+                          {"quotes", data.quotes.size()},
+                          {"longest", longest_of(data)}};
   if (!data.needles.empty()) {
     report.data["model"]["needles_quantised_share"] = keys_of_needles(data, report.windows).share();
   }

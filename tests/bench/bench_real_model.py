@@ -4,8 +4,9 @@
 bench_real_model.py --model FILE.gguf --texts DIR [--out FILE.json]     scripts/real_model.sh fetches both and runs this
 bench_real_model.py --render FILE.json [--table main]                   prints the tables of a run that was kept
 DIR is what real_model_texts.py wrote. A set is fitted on the calibration part of the texts and measured on the measuring
-part: KLD by domain and by position, needles, quotations. --part domains fits on one domain at a time instead, to see
-whether a calibration on one serves the others. A call goes on where an earlier one ended.
+part: KLD by domain and by position, needles, quotations. --part long measures the sets that are there on texts of 16K and
+32K tokens, and --part tasks by the tasks of real_model_tasks.py. --part domains fits on one domain at a time instead, to
+see whether a calibration on one serves the others. A call goes on where an earlier one ended.
 """
 import argparse
 import json
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import numpy
 import provenance
+from real_model_tasks import KINDS
 from real_model_tables import TABLES, render
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,15 +27,16 @@ STATS = "STATS"
 PUBLISHED = "`oscar`, clip 0.96 / 0.92 (published)"
 SETS = [([], {"coded": "`coded`, 2.25 bits", "with_means": "`stretch`, fisher, centred", "rotations": "`oscar`, fitted clip"}),
         (["--recipe", "oscar", "--clip", "0.96,0.92"], {"rotations": PUBLISHED}),
-        (["--recipe", "oscar", "--center"], {"with_means": "`oscar`, fitted clip, centred"}),
+        (["--recipe", "oscar", "--center", "--granularity", "head"], {"with_means": "`oscar`, fitted clip, centred, per head"}),
         *[(["--recipe", "coded", "--bits", bits, "--stats", STATS], {"coded": f"`coded`, {bits} bits"}) for bits in ("1.75", "1.5")]]
 ROWS = [row for _, rows in SETS for row in rows.values()]
 BASELINES = {"bf16": "bf16", "naive": "naive INT2", "hadamard_clip": "Hadamard, clip 0.96 / 0.92", "int3": "Hadamard INT3",
-             "int4": "Hadamard INT4"}
+             "int4": "Hadamard INT4", "fp8": "fp8", "q8_0": "q8_0"}
 FEW_BASELINES = {"short": [], "quick": ["bf16", "hadamard_clip", "int4"]}
 SHORT_DOMAINS = ["code", "dialogue", "prose"]
 CROSSED = ("rotations", "coded")  # parts that are fitted on one domain at a time
 LONG = 8192
+NEEDLES = {"16k": "16k", "32k": "30k"}  # of the texts of each length
 
 
 class Bench:
@@ -72,33 +75,35 @@ class Bench:
         return self.oscar("fit", "--model", self.options.model, "--tokens", tokens, "--max-tokens", self.document["calibration_tokens"],
                           *arguments, *keeps, "--out", folder, "--force")
 
-    def verify(self, tokens, compare, *arguments):
+    def verify(self, compare, *data):
         """Seconds, and the figures of methods and of the set's parts, by name."""
         report = self.work / "verify.json"
-        seconds = self.oscar("verify", self.folder, "--model", self.options.model, "--tokens", tokens, "--max-tokens", 0,
-                             "--max-queries", self.document["queries_per_layer"], "--compare", compare, "--no-record",
-                             "--no-default-limits", *arguments, f"--json={report}")
-        print(f"  {Path(tokens).stem}, {compare}: {seconds:.1f} s", file=sys.stderr, flush=True)
+        seconds = self.oscar("verify", self.folder, "--model", self.options.model, "--max-queries", self.document["queries_per_layer"],
+                             "--compare", compare, "--no-record", "--no-default-limits", *data, f"--json={report}")
+        print(f"  {Path(data[1]).stem}, {compare}: {seconds:.1f} s", file=sys.stderr, flush=True)
         return seconds, {method["name"]: method for method in json.loads(report.read_text())["methods"]}
+
+    @staticmethod
+    def tokens(file):
+        return ["--tokens", file, "--max-tokens", 0]
 
     def probes(self, kind, length):
         """Options for needles or quotations of a length; none if none are asked for."""
         count = self.document[f"{kind}_{length}"]
-        option = kind.removesuffix("s")
-        if not count:
-            return []
-        return [f"--{option}", self.texts / f"{kind}_{length}.npy", f"--{option}-answers",
-                self.texts / f"{kind}_{length}_answers.npy", f"--max-{kind}", count]
+        return [*self.answers(kind.removesuffix("s"), f"{kind}_{length}"), f"--max-{kind}", count] if count else []
+
+    def answers(self, option, name):
+        return [f"--{option}", self.texts / f"{name}.npy", f"--{option}-answers", self.texts / f"{name}_answers.npy"]
 
     def measure(self, compare):
         """Figures of every method and of the set's parts."""
         reports, seconds = {}, 0
         for domain in self.domains:
             more = [*self.probes("needles", "2k"), *self.probes("quotes", "2k")] if domain == self.domains[0] else []
-            took, reports[domain] = self.verify(self.texts / f"{domain}_measure.npy", compare, *self.part_of_domain(), *more)
+            took, reports[domain] = self.verify(compare, *self.tokens(self.texts / f"{domain}_measure.npy"), *self.part_of_domain(), *more)
             seconds += took
         if self.document["long_sequences"]:
-            took, reports["long"] = self.verify(self.long_text(), compare, "--seq-len", LONG,
+            took, reports["long"] = self.verify(compare, *self.tokens(self.long_text()), "--seq-len", LONG,
                                                 *self.probes("needles", "7k"), *self.probes("quotes", "7k"))
             seconds += took
         return seconds, {name: self.figures({part: report[name] for part, report in reports.items()}) for name in
@@ -142,7 +147,7 @@ class Bench:
         places = {name: place for place, name in enumerate([*BASELINES.values(), *ROWS])}
         self.document[table] = sorted([*rows, {**row, "commit": self.document["commit"]}], key=lambda each: places[each["name"]])
         self.options.out.write_text(json.dumps(self.document, indent=1) + "\n")
-        print(row["name"], row.get("on", ""), f"KLD {row['kld']:.4f}", f"{row.get('fit_seconds', 0):.1f} s",
+        print(row["name"], row.get("on", ""), f"KLD {row['kld']:.4f}" if "kld" in row else "", f"{row.get('fit_seconds', 0):.1f} s",
               f"{row.get('verify_seconds', 0):.1f} s", file=sys.stderr, flush=True)
 
     def has(self, table, name, on=None):
@@ -169,12 +174,37 @@ class Bench:
                 self.keep("recipes", {"name": row, "part": part, "arguments": " ".join(arguments), "set": folder.name,
                                       "fit_seconds": fitted, "verify_seconds": seconds, **methods[part]})
 
+    def at_lengths(self, table, measure):
+        """Keeps what measure(length, compare) gives of all methods, for the lengths that are asked for and the sets that recipes() left."""
+        for number, (_, rows) in enumerate(SETS):
+            for length in self.options.lengths:
+                self.folder = self.work / f"set-{number}"
+                if not self.folder.exists() or all(self.has(table, row, length) or not self.is_asked_for(row) for row in rows.values()):
+                    continue
+                named = {**(BASELINES if number == 0 else {}), **rows}
+                for method, row in measure(length, ",".join(BASELINES) if number == 0 else "none").items():
+                    self.keep(table, {"name": named[method], "on": length, **row})
+
+    def long(self, length, compare):
+        seconds, methods = self.verify(compare, *self.tokens(self.texts / f"long_{length}.npy"), *self.answers("needle", f"needles_{NEEDLES[length]}"))
+        return {name: {"kld": each["model"]["kld_mean"], "kld_by_position": [[p["begin"], p["end"], p["kld_mean"]] for p in each["model"]["kld_by_position"]],
+                       "needle_hits": each["model"]["needle_hits"], "needles": each["model"]["needles"], "verify_seconds": seconds}
+                for name, each in methods.items()}
+
+    def tasks(self, length, compare):
+        found = {}
+        for kind in KINDS:
+            for name, each in self.verify(compare, *self.answers("needle", f"{kind}_{length}"), "--max-needles", self.options.prompts)[1].items():
+                found.setdefault(name, {"hits": {}})["hits"][kind] = each["model"]["needle_hits"]
+                found[name]["prompts"] = each["model"]["needles"]
+        return found
+
     def domains_crossed(self):
         for domain in self.domains:
             if all(self.has("crossed", SETS[0][1][part], domain) for part in CROSSED):
                 continue
             fitted = self.fit(self.texts / f"{domain}_calibrate.npy", ["--for", "vllm,sglang-v1"], self.work / "set-of-a-domain")
-            measured = {other: self.verify(self.texts / f"{other}_measure.npy", "none", *self.part_of_domain())[1]
+            measured = {other: self.verify("none", *self.tokens(self.texts / f"{other}_measure.npy"), *self.part_of_domain())[1]
                         for other in self.domains}
             for part in CROSSED:
                 by_domain = {other: methods[part]["model"]["kld_mean"] for other, methods in measured.items()}
@@ -190,7 +220,9 @@ def main():
     parser.add_argument("--work", type=Path, default=ROOT / "out/real_model/work", help="for sets and reports")
     parser.add_argument("--binary", type=Path, default=ROOT / "build/oscar")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--part", choices=("recipes", "domains", "all"), default="all")
+    parser.add_argument("--part", choices=("recipes", "long", "tasks", "domains", "all"), default="all")
+    parser.add_argument("--lengths", nargs="*", default=["16k", "32k"], help="of --part long, and of tasks, which have 4k, too")
+    parser.add_argument("--prompts", type=int, default=24, help="of each task and length, at most")
     parser.add_argument("--size", choices=("full", "short", "quick"), default="full", help="short: for a large model; quick: for two CPU cores")
     parser.add_argument("--only", nargs="*", help="names of rows; sets without one of them keep theirs")
     parser.add_argument("--commit", default="", help="the commit of the binary; default: this checkout's")
@@ -206,6 +238,8 @@ def main():
     bench = Bench(options)
     if options.part in ("recipes", "all"):
         bench.recipes()
+    if options.part in ("long", "tasks"):
+        bench.at_lengths(options.part, getattr(bench, options.part))
     if options.part == "domains" or options.part == "all" and options.size == "full":
         bench.domains_crossed()
     print(render(bench.document))

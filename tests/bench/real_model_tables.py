@@ -81,7 +81,22 @@ def generation_table(document):
     return table(head, lines) if rows else ""
 
 
+def long_table(document):
+    rows = document.get("long", [])
+    lines = [[row["name"], row["on"].upper(), f"{row['kld']:.4f}", f"{row['kld_by_position'][-1][2]:.4f}", hits(row)] for row in rows]
+    return table(["method", "tokens", "KLD", "KLD at the end", "needles"], lines) if rows else ""
+
+
+def tasks_table(document):
+    rows = document.get("tasks", [])
+    kinds = list(rows[0]["hits"]) if rows else []
+    lines = [[row["name"], row["on"].upper(), *(str(row["hits"][kind]) for kind in kinds),
+              f"{100 * sum(row['hits'].values()) / row['prompts'] / len(kinds):.1f}"] for row in rows]
+    return table([f"of {rows[0]['prompts']} prompts", "tokens", *kinds, "mean, %"], lines) if rows else ""
+
+
 TABLES = {"main": main_table, "domains": domain_table, "positions": position_table, "quotations": quote_table,
+          "long": long_table, "tasks": tasks_table,
           "generation": generation_table}
 
 

@@ -32,7 +32,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .cache_rows import DecodeClock, LayerRows
 from .packed_layer import why_no_decode, why_no_kernels
-from .sets import Layer, SetPart, check_for_model, read_set
+from .sets import Layer, SetPart, check_for_model, read_set, warn_if_longer
 
 PACKED_ATTENTION = "oscar_packed"
 _call = threading.local()  # .noted: the last layer's keys went to attention with a note
@@ -229,13 +229,16 @@ class PackedCache(Cache):
             layers[i] = PackedLayer(part, part.layers[i], config, options)
         if not any(isinstance(layer, PackedLayer) for layer in layers):
             raise ValueError("the model has no layer of full attention, whose cache a set is for")
-        self._layer_ids, self._options = sorted(part.layers), options
+        self._layer_ids, self._options, self._part, self._watches_length = sorted(part.layers), options, part, True
         super().__init__(layers=layers)
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if layer_idx >= len(self.layers):
             raise ValueError(f"the set has no layer {layer_idx}; it has {self._layer_ids}; is it for another model?")
-        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        rows = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        if self._watches_length and layer_idx == self._layer_ids[0]:
+            self._watches_length = not warn_if_longer(self._part, self.get_seq_length(layer_idx), "a sequence has")
+        return rows
 
     @property
     def path(self) -> str:

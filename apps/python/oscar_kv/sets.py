@@ -432,6 +432,25 @@ def _side(arrays: dict[str, np.ndarray], layer: dict[str, Any], name: str, codec
     return side
 
 
+def longest_known(part: SetPart) -> int:
+    """Tokens of the longest texts that the part was calibrated for, or that `oscar verify` measured it on; 0: nothing tells."""
+    manifest = part.manifest
+    context = _member(manifest, "parts", part.name, "recipe", "context")
+    if not isinstance(context, int):  # of a dump: the mean length of its sequences
+        tokens, sequences = _member(manifest, "calibration", "tokens"), _member(manifest, "calibration", "sequences")
+        context = tokens // sequences if tokens and sequences else 0
+    return max(context, _member(manifest, "verification", "data", "model", "longest") or 0)
+
+
+def warn_if_longer(part: SetPart, tokens: int, what: str) -> bool:
+    """Warns where a sequence of so many tokens is longer than those that anybody tried. what: who has it, as the warning's subject."""
+    known = longest_known(part)
+    if is_longer := 0 < known < tokens:
+        _log.warning("oscar_kv: %s %d tokens, and the part %s was calibrated and verified for no more than %d: fit with a longer --context, or "
+                     "try it on texts of that length by oscar verify", what, tokens, part.name, known)
+    return is_longer
+
+
 def check_for_model(part: SetPart, config: Any, covered: list[int], longest: int | None) -> None:
     """config: transformers' of the model; covered: layers that a set must have; longest: tokens that the model, or its
     server, can have in a sequence."""

@@ -13,7 +13,7 @@ from typing import Any
 from . import identity
 from .program import allows_rejected, manifest_hash, set_path
 from .server import starting
-from .sets import SetPart, check_for_model, read_set
+from .sets import SetPart, check_for_model, read_set, warn_if_longer
 
 SERVING = f"{__package__}.vllm_backend.PackedBackend"
 LAYER = re.compile(r"\blayers\.(\d+)\.")
@@ -69,6 +69,7 @@ def _check_set(model: Any) -> None:
     try:
         part = served_set()
         check_for_model(part, model.hf_config, layers, model.max_model_len)
+        warn_if_longer(part, model.max_model_len, "--max-model-len allows")
         _count(set_path() or "", len(part.layers))
     except (ImportError, OSError, ValueError) as error:
         _refuse(str(error))

@@ -43,6 +43,7 @@ struct VerifyThresholds {
   std::optional<double> max_softmax_kl;    // softmax_kl, pooled
   std::optional<double> max_kld;           // kld_mean
   std::optional<double> max_ppl_increase;  // ppl_ratio - 1
+  std::optional<double> max_needles_lost;  // of those that the model finds with nothing quantised: share
   std::string measured_on{};               // the models that default limits come from
 };
 

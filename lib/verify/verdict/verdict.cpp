@@ -12,6 +12,9 @@
 namespace oscar::verify {
 namespace {
 
+/// A model that finds less than half of what it finds with bfloat16 is another model.
+constexpr double kMostNeedlesLost = 0.5;
+
 std::string text_of(double value) { return fmt::format("{:.4g}", value); }
 
 /// "orthogonality failed (layer 3, key): … and 5 more": one line per check name, of one part, or of the whole set.
@@ -55,12 +58,21 @@ struct Held {
   std::optional<double> VerifyThresholds::*limit;
   std::optional<double> value;
   const char* needs;
+  bool by_default = true;  // without a threshold that is given, too
 };
 
-std::vector<Held> held_figures(const MethodReport* part) {
+/// The share of the needles found with nothing quantised that a part loses; none where it found none, or was not measured.
+std::optional<double> needles_lost(const VerifyReport& report, const MethodReport& part) {
+  const auto exact = std::ranges::find(report.methods, MethodKind::kExact, &MethodReport::kind);
+  if (exact == report.methods.end() || !exact->model || exact->model->needle_hits == 0 || !part.model) return {};
+  return 1 - static_cast<double>(part.model->needle_hits) / static_cast<double>(exact->model->needle_hits);
+}
+
+std::vector<Held> held_figures(const VerifyReport& report, const MethodReport* part) {
   constexpr const char* kAttention = "--dump, or --model with --text or --tokens";
   constexpr const char* kModel = "--model with --text or --tokens";
-  std::optional<double> error, softmax_kl, kld, increase;
+  constexpr const char* kNeedles = "--model with --needle, and bf16 among the methods of --compare";
+  std::optional<double> error, softmax_kl, kld, increase, lost;
   if (part != nullptr && part->attention) {
     error = part->attention->output_rel_error;
     softmax_kl = part->attention->softmax_kl;
@@ -69,12 +81,15 @@ std::vector<Held> held_figures(const MethodReport* part) {
     kld = part->model->kld_mean;
     increase = part->model->ppl_ratio - 1;
   }
+  if (part != nullptr) lost = needles_lost(report, *part);
+  const bool unseen = !kld;  // what a model predicts tells more than what its attention does
   using T = VerifyThresholds;
-  return {
-      {"output_rel_error", "attention output error", "--max-output-error", &T::max_output_error, error, kAttention},
-      {"softmax_kl", "softmax KL", "--max-softmax-kl", &T::max_softmax_kl, softmax_kl, kAttention},
-      {"kld_mean", "model KL", "--max-kld", &T::max_kld, kld, kModel},
-      {"ppl_increase", "relative perplexity increase", "--max-ppl-increase", &T::max_ppl_increase, increase, kModel}};
+  return {{"output_rel_error", "attention output error", "--max-output-error", &T::max_output_error, error, kAttention,
+           unseen},
+          {"softmax_kl", "softmax KL", "--max-softmax-kl", &T::max_softmax_kl, softmax_kl, kAttention, unseen},
+          {"kld_mean", "model KL", "--max-kld", &T::max_kld, kld, kModel},
+          {"ppl_increase", "relative perplexity increase", "--max-ppl-increase", &T::max_ppl_increase, increase, kModel},
+          {"needles_lost", "share of the needles lost", "--max-needles-lost", &T::max_needles_lost, lost, kNeedles}};
 }
 
 /// Of a part that fails its structure checks nothing need be measured.
@@ -82,7 +97,7 @@ void hold(VerifyReport& report, PartReport& part, bool sound, const Held& held, 
           bool with_defaults) {
   const bool is_given = (given.*held.limit).has_value();
   std::optional<double> limit = given.*held.limit;
-  if (!limit && with_defaults) limit = part.default_limits.*held.limit;
+  if (!limit && with_defaults && held.by_default) limit = part.default_limits.*held.limit;
   if (!limit) return;
   if (!held.value) {
     if (!is_given || !sound) return;
@@ -142,15 +157,15 @@ Verdict overall(const VerifyReport& report) {
 
 }  // namespace
 
-VerifyThresholds int2_thresholds() { return {0.08, 0.08, 0.045, 0.035, kDefaultLimitsMeasuredOn}; }
+VerifyThresholds int2_thresholds() { return {0.08, 0.08, 0.045, 0.035, kMostNeedlesLost, kDefaultLimitsMeasuredOn}; }
 
 VerifyThresholds coded_thresholds(double bits) {
   constexpr double kMeasuredBits = 2.25;
   const VerifyThresholds most = int2_thresholds();
-  const double scale = std::pow(4.0, kMeasuredBits - bits);
+  const double scale = std::pow(4.0, kMeasuredBits - bits), felt = std::max(scale, 1.0);
   return {std::min(0.01 * scale, *most.max_output_error), std::min(0.04 * scale, *most.max_softmax_kl),
-          std::min(0.012 * scale, *most.max_kld), std::min(0.012 * scale, *most.max_ppl_increase),
-          kCodedLimitsMeasuredOn};
+          std::min(0.012 * felt, *most.max_kld), std::min(0.012 * felt, *most.max_ppl_increase),
+          kMostNeedlesLost, kCodedLimitsMeasuredOn};
 }
 
 void judge(VerifyReport& report, const VerifyThresholds& given, bool default_limits) {
@@ -163,7 +178,7 @@ void judge(VerifyReport& report, const VerifyThresholds& given, bool default_lim
     const std::size_t first = report.limits.size();
     part.reasons = structure_reasons(report, part.name);
     const bool sound = of_structure.empty() && part.reasons.empty();
-    for (const Held& held : held_figures(own)) hold(report, part, sound, held, given, default_limits);
+    for (const Held& held : held_figures(report, own)) hold(report, part, sound, held, given, default_limits);
     for (const std::string& reason : part.reasons) report.reasons.push_back(prefix + reason);
     part.reasons.insert(part.reasons.begin(), of_all.begin(), of_all.end());
     part.verdict = !part.reasons.empty()           ? Verdict::kRejected
