@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
 # On a machine with an NVIDIA GPU, torch and transformers: real_model.sh MODEL.gguf TEXTS PART […], a part of what
-# scripts/real_model.sh measures, with further options: recipes, domains or generation (which needs the Python package
-# gguf). TEXTS is the folder out/real_model/texts of that script (--fetch-only makes it). The parts add up in one document,
+# scripts/real_model.sh measures, with further options: recipes, long, tasks, domains or generation (which needs the Python package
+# gguf). TEXTS is the folder out/real_model/texts/MODEL of that script (--fetch-only makes it). The parts add up in one document,
 # $OUT/real_model.json, which a later part of the same model finds in /tmp/oscar-real-model. See place.sh for what is run.
 set -euo pipefail
 . "$(dirname "$0")/place.sh"
@@ -11,7 +11,7 @@ kept=/tmp/oscar-real-model/${model##*/}
 mkdir -p "$kept"
 export PYTHONPATH=$source/apps/python${PYTHONPATH:+:$PYTHONPATH} OSCAR_TORCH_LIBRARY=$build/liboscar_torch.so
 case "$part" in
-  recipes | domains)
+  recipes | long | tasks | domains)
     python3 -B tests/bench/bench_real_model.py --model "$model" --texts "$texts" --binary "$build/oscar" \
       --device cuda --part "$part" --work "$kept/work" --out "$kept/real_model.json" --commit "$commit" --gpu "$gpu" \
       "${@:4}"
@@ -20,6 +20,6 @@ case "$part" in
     python3 -B "$source/tests/bench/real_model_generate.py" --model "$model" --texts "$texts" --sets "$kept/work" \
       --results "$kept/real_model.json" "${@:4}"
     ;;
-  *) die "no part $part; there are recipes, domains and generation" ;;
+  *) die "no part $part; there are recipes, long, tasks, domains and generation" ;;
 esac
 cp "$kept/real_model.json" "$out"

