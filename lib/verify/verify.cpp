@@ -184,12 +184,9 @@ void measure_model_metrics(VerifyReport& report, const CalibrationData& fitted, 
   const auto metrics = measure_model(*inputs.runner, data, methods, options.precision, backend, status, exact);
   for (std::size_t m = 0; m < metrics.size(); ++m) report.methods[m].model = metrics[m];
   const CalibrationData texts = describe(data.texts);
-  report.data["model"] = {{"data_sha256", texts.data_sha256},
-                          {"tokens", texts.tokens},
-                          {"computed_on", inputs.runner->description()},
-                          {"needles", data.needles.size()},
-                          {"quotes", data.quotes.size()},
-                          {"longest", longest_of(data)}};
+  report.data["model"] = {
+      {"data_sha256", texts.data_sha256}, {"tokens", texts.tokens},       {"computed_on", inputs.runner->description()},
+      {"needles", data.needles.size()},   {"quotes", data.quotes.size()}, {"longest", longest_of(data)}};
   if (!data.needles.empty()) {
     report.data["model"]["needles_quantised_share"] = keys_of_needles(data, report.windows).share();
   }

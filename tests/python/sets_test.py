@@ -120,6 +120,31 @@ class SetsTest(unittest.TestCase):
         with self.assertLogs("oscar_kv", "WARNING"):
             oscar_kv.read_set(self.folder, "vllm")
 
+    def test_sequences_are_warned_of_that_nobody_tried(self):
+        import torch
+        from oscar_kv.sets import longest_known
+
+        self.verified("accepted", "transformers")
+        manifest = self.manifest()
+        manifest["parts"]["coded"]["recipe"]["context"] = 40
+        self.write(manifest)
+        rows = torch.zeros(1, 1, 41, 128)
+        cache = oscar_kv.PackedCache(self.folder)
+        with self.assertNoLogs("oscar_kv"):
+            cache.update(rows[:, :, :40], rows[:, :, :40], 0)
+        with self.assertLogs("oscar_kv", "WARNING") as said:
+            cache.update(rows[:, :, 40:], rows[:, :, 40:], 0)
+        self.assertIn("a sequence has 41 tokens, and the part coded was calibrated and verified for no more than 40", said.output[0])
+        with self.assertNoLogs("oscar_kv"):
+            cache.update(rows, rows, 0)  # it was said
+        manifest["verification"]["data"] = {"model": {"longest": 300}}
+        self.write(manifest)
+        self.assertEqual(longest_known(oscar_kv.read_set(self.folder)), 300)
+        del manifest["parts"]["coded"]["recipe"]["context"], manifest["verification"]["data"]
+        self.write(manifest)
+        part = oscar_kv.read_set(self.folder)
+        self.assertEqual(longest_known(part), part.manifest["calibration"]["tokens"] // part.manifest["calibration"]["sequences"])
+
     def test_what_a_manifest_may_not_say(self):
         def put(*path_and_value):
             def change(manifest):

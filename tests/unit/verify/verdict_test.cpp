@@ -101,22 +101,51 @@ TEST_CASE("limits of coded sets follow their bits, between sets that work and se
   CHECK(verify::coded_thresholds(2).measured_on == verify::kCodedLimitsMeasuredOn);
   // What 1.5 bits may do, 4 bits may not.
   CHECK(*verify::coded_thresholds(1.25).max_kld == *verify::int2_thresholds().max_kld);
-  CHECK(*verify::coded_thresholds(4).max_kld == doctest::Approx(0.012 / std::pow(2.0, 3.5)));
+  CHECK(*verify::coded_thresholds(4).max_softmax_kl == doctest::Approx(0.04 / std::pow(2.0, 3.5)));
+  // What a model does not feel at 2.25 bits it does not feel at 4.
+  CHECK(*verify::coded_thresholds(4).max_kld == *verify::coded_thresholds(2.25).max_kld);
 }
 
 TEST_CASE("a reason names the figure, the limit and where it comes from") {
-  const VerifyReport report = judged(report_of(0.01, 0.5, 0.02, 1.02), {.max_kld = 0.015});
+  const VerifyReport report = judged(report_of(0.01, 0.5, 0.02, 1.05), {.max_kld = 0.015});
   CHECK(report.verdict == Verdict::kRejected);
   REQUIRE(report.reasons.size() == 2);
-  CHECK(report.reasons[0] == "softmax KL 0.5 is above 0.08, the default for its bits (--max-softmax-kl)");
-  CHECK(report.reasons[1] == "model KL 0.02 is above --max-kld 0.015");
+  CHECK(report.reasons[0] == "model KL 0.02 is above --max-kld 0.015");
+  CHECK(report.reasons[1] ==
+        "relative perplexity increase 0.05 is above 0.035, the default for its bits (--max-ppl-increase)");
   const Json limits = to_json(report).at("limits");
-  REQUIRE(limits.size() == 4);
-  CHECK(limits[2] ==
+  REQUIRE(limits.size() == 2);
+  CHECK(limits[0] ==
         Json{{"part", "rotations"}, {"figure", "kld_mean"}, {"value", 0.02}, {"limit", 0.015}, {"origin", "given"}});
-  CHECK(limits[3].at("value").get<double>() == doctest::Approx(0.02));
-  CHECK(limits[3].at("origin") == "default");
-  CHECK(limits[3].at("measured_on") == verify::kDefaultLimitsMeasuredOn);
+  CHECK(limits[1].at("value").get<double>() == doctest::Approx(0.05));
+  CHECK(limits[1].at("origin") == "default");
+  CHECK(limits[1].at("measured_on") == verify::kDefaultLimitsMeasuredOn);
+}
+
+TEST_CASE("where the model was run its predictions decide, else its attention; needles are held to what bf16 finds") {
+  // A model that does not feel what its attention does, and one that does.
+  CHECK(judged(report_of(0.5, 0.5, 0.003, 1.001), {}).verdict == Verdict::kAccepted);
+  CHECK(judged(report_of(0.001, 0.001, 0.457, 1.5), {}).verdict == Verdict::kRejected);
+  CHECK(judged(report_of(0.5, 0.001, 0.003, 1.001), {.max_output_error = 0.1}).reasons ==
+        std::vector<std::string>{"attention output error 0.5 is above --max-output-error 0.1"});
+  VerifyReport of_a_dump = report_of(0.5, 0.5, 0, 1);
+  of_a_dump.methods[0].model.reset();
+  CHECK(judged(of_a_dump, {}).reasons.size() == 2);
+
+  const auto with_needles = [](int found, int found_exactly) {
+    VerifyReport report = report_of(0.001, 0.001, 0.003, 1.001);
+    report.methods[0].model->needles = 8, report.methods[0].model->needle_hits = found;
+    report.methods.push_back(figures_of("bf16", 0, 0, 0, 1));
+    report.methods[1].kind = MethodKind::kExact;
+    report.methods[1].model->needles = 8, report.methods[1].model->needle_hits = found_exactly;
+    return report;
+  };
+  CHECK(judged(with_needles(4, 8), {}).verdict == Verdict::kAccepted);
+  CHECK(judged(with_needles(3, 8), {}).reasons ==
+        std::vector<std::string>{
+            "share of the needles lost 0.625 is above 0.5, the default for its bits (--max-needles-lost)"});
+  CHECK(judged(with_needles(0, 0), {}).limits.size() == 2);
+  CHECK_ERROR(judged(report_of(0, 0, 0, 1), {.max_needles_lost = 0.1}), UsageError, "--max-needles-lost");
 }
 
 TEST_CASE("a given limit may be wider than the default, and no number is above every limit") {
