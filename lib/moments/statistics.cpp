@@ -315,7 +315,7 @@ CalibrationData calibration_of(const std::vector<CalibrationData>& parts) {
   CalibrationData sum;
   std::string hashes;
   for (const CalibrationData& part : parts) {
-    sum.tokens += part.tokens, sum.sequences += part.sequences;
+    sum.tokens += part.tokens, sum.sequences += part.sequences, sum.image_tokens += part.image_tokens;
     sum.blocks.insert(sum.blocks.end(), part.blocks.begin(), part.blocks.end());
     hashes += part.data_sha256;
   }

@@ -107,6 +107,37 @@ class TapTest(unittest.TestCase):
             with self.subTest(name):
                 self.assert_family(name)
 
+    def test_rows_of_images_are_calibration_data_and_counted(self):
+        from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+
+        torch.manual_seed(3)
+        config = Qwen3VLConfig(
+            text_config={"vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+                         "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 512,
+                         "rope_scaling": {"rope_type": "default", "mrope_section": [6, 5, 5], "mrope_interleaved": True}},
+            vision_config={"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 4, "out_hidden_size": 64,
+                           "num_position_embeddings": 64, "deepstack_visual_indexes": [0]},
+            image_token_id=290, video_token_id=291, vision_start_token_id=292, vision_end_token_id=293)
+        model = Qwen3VLForConditionalGeneration(config).eval()
+        ids = tokens((1, 400), 280)
+        ids[0, 10], ids[0, 11:27], ids[0, 27] = 292, 290, 293
+        picture = {"pixel_values": torch.randn(64, 96), "image_grid_thw": torch.tensor([[1, 8, 8]]), "mm_token_type_ids": (ids == 290).int()}
+        statistics, folder = self.folder / "pictures.safetensors", self.folder / "of-pictures"
+        keys = []
+        attend = model.model.language_model.layers[1].self_attn
+        hook = attend.k_norm.register_forward_hook(lambda module, given, rows: keys.append(rows))
+        with oscar_kv.observe(model) as tap, torch.no_grad():
+            model(input_ids=ids, **picture)
+            tap.save(statistics)
+        hook.remove()
+        with safe_open(statistics, "pt") as file:
+            self.assertEqual(json.loads(file.metadata()["manifest"])["data"][0]["image_tokens"], 16)
+            trace = float(file.get_tensor("layer_1.ktk.sums").diagonal(dim1=-2, dim2=-1).sum())
+        # Turning leaves lengths as they are: all rows are there, those of the picture, too.
+        self.assertAlmostEqual(trace / float((keys[0] ** 2).sum()), 1, 4)
+        oscar_kv.fit(folder, stats=[statistics], recipe="oscar", clip="off")
+        self.assertEqual(json.loads((folder / "manifest.json").read_text())["calibration"]["image_tokens"], 16)
+
     def test_chunks_and_padding_give_what_whole_sequences_give(self):
         model, _ = self.sample()
         ids = tokens((1, 150), 2048)

@@ -2,7 +2,7 @@
 """Which model, and which text, statistics are of, told as `oscar dump` tells it: for tap.py and server.py."""
 import hashlib
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,14 +73,15 @@ def _blocks(ids: bytes) -> str:
     return "".join(hashlib.sha256(part).hexdigest()[:_BLOCK_DIGITS] for part in parts)
 
 
-def describe_tokens(sequences: Iterable[Any]) -> dict[str, Any]:
-    """CalibrationData of sequences of token ids (vectors of int32 numpy arrays)."""
+def describe_tokens(sequences: Iterable[Any], images: Sequence[int] = ()) -> dict[str, Any]:
+    """CalibrationData of sequences of token ids (vectors of int32 numpy arrays). images: ids that stand for pieces of images or videos."""
     data: dict[str, Any] = {"data_sha256": "", "tokens": 0, "sequences": 0, "blocks": []}
-    whole = hashlib.sha256()
+    whole, image_tokens = hashlib.sha256(), 0
     for ids in sequences:
         content = ids.astype("<i4").tobytes()
         whole.update(len(ids).to_bytes(8, "little") + content)
         data["tokens"] += len(ids)
+        image_tokens += sum(int((ids == each).sum()) for each in images)
         data["sequences"] += 1
         data["blocks"].append(_blocks(content))
-    return data | {"data_sha256": whole.hexdigest()}
+    return data | {"data_sha256": whole.hexdigest()} | ({"image_tokens": image_tokens} if image_tokens else {})

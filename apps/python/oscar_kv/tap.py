@@ -107,7 +107,8 @@ class Tap:
         if self._shape is None:
             raise RuntimeError("nothing was observed: run text through the model inside the block, before save")
         model = identity.with_shape(self._identity, self._shape)
-        data = identity.describe_tokens(self._texts.sequences()) if self._texts.known and self._texts.batches else {}
+        images = [each for name in ("image_token_id", "video_token_id") if (each := getattr(self._model.config, name, None)) is not None]
+        data = identity.describe_tokens(self._texts.sequences(), images) if self._texts.known and self._texts.batches else {}
         self._ops.save(self.state, os.fspath(path), model=json.dumps(model), data=json.dumps(data), expected_layers=self.layers)
         self._unsaved = False
 

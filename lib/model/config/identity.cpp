@@ -21,6 +21,7 @@ Json to_json(const CalibrationData& calibration) {
   Json json{
       {"data_sha256", calibration.data_sha256}, {"tokens", calibration.tokens}, {"sequences", calibration.sequences}};
   if (!calibration.blocks.empty()) json["blocks"] = calibration.blocks;
+  if (calibration.image_tokens > 0) json["image_tokens"] = calibration.image_tokens;
   return json;
 }
 
@@ -41,7 +42,8 @@ ModelIdentity model_identity_from_json(const Json& json) {
 
 CalibrationData calibration_data_from_json(const Json& json) {
   return {json.value("data_sha256", ""), json.value("tokens", std::int64_t{0}),
-          json.value("sequences", std::int64_t{0}), json.value("blocks", std::vector<std::string>{})};
+          json.value("sequences", std::int64_t{0}), json.value("blocks", std::vector<std::string>{}),
+          json.value("image_tokens", std::int64_t{0})};
 }
 
 }  // namespace oscar

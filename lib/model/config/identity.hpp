@@ -40,6 +40,8 @@ struct CalibrationData {
   /// joined, one string for each sequence. A last block that is shorter is left out, unless it is the only one. Empty
   /// if they are not known.
   std::vector<std::string> blocks;
+  /// Of the tokens: those that stand for pieces of images or videos.
+  std::int64_t image_tokens = 0;
 
   static constexpr std::size_t kBlockTokens = 128, kBlockDigits = 16;
 

@@ -107,13 +107,12 @@ Inspection inspect_statistics(const std::filesystem::path& path) {
   if (layer.first.fisher) sums.push_back("fisher");
   if (layer.first.keys) sums.push_back("keys");
   if (layer.sst) sums.push_back("sst");
-  return {"statistics (oscar.statistics.v1)",
-          {{"model", statistics.model.id},
-           {"layers", layers},
-           {"parts", statistics.data.size()},
-           {"tokens", calibration_of(statistics.data).tokens},
-           {"sums", sums}},
-          {}};
+  const CalibrationData data = calibration_of(statistics.data);
+  Json facts{
+      {"model", statistics.model.id}, {"layers", layers}, {"parts", statistics.data.size()}, {"tokens", data.tokens}};
+  if (data.image_tokens > 0) facts["image_tokens"] = data.image_tokens;
+  facts["sums"] = sums;
+  return {"statistics (oscar.statistics.v1)", facts, {}};
 }
 
 Inspection inspect_safetensors(const std::filesystem::path& path) {
