@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
 """What a KV method does to attention: softmax KL, relative output error, logit NMSE, with windows and bf16 rounding."""
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
-from row_codecs import Codec, quantized
 from layers import Layer, to_bf16, to_f32
 from moments import history, softmax
 
@@ -13,8 +13,9 @@ class Side(NamedTuple):
     """Keys or values of a layer; stacks of 1 matrix, or of one per KV head."""
     write: np.ndarray
     read: np.ndarray  # of queries, or of outputs: o = o' read^T
-    codecs: list[Codec]  # one, or one per KV head
+    codecs: list  # one, or one per KV head, that say what is read of rows: row_codecs.Codec or coded.CodedCodec
     mean: np.ndarray = None  # (Hkv, d), subtracted from every key
+    turn: Callable = None  # of keys that are stored before RoPE: coded.turn_of()
 
 
 class Windows(NamedTuple):
@@ -52,11 +53,15 @@ def centred_energy(scores, causal):
 
 
 def stored(rows, side, head, rounded):
-    """(as stored in the window, as decoded from the history), fp64."""
+    """(as stored in the window, as decoded from the history), fp64. Keys before RoPE: as attention reads them."""
+    if side.turn:
+        write, read, mean = (of_head(x, head).astype(np.float64) for x in (side.write, side.read, side.mean))
+        decoded = rounded(of_head(side.codecs, head).quantized(rounded((side.turn(rows, True) - mean) @ write)))
+        return rounded(rows).astype(np.float64), rounded(side.turn(decoded @ read.T + mean, False)).astype(np.float64)
     if side.mean is not None:
         rows = rows - to_f32(side.mean[head])
     kept = rounded(rounded(rows) @ rounded(of_head(side.write, head)))
-    return kept.astype(np.float64), rounded(quantized(kept, of_head(side.codecs, head))).astype(np.float64)
+    return kept.astype(np.float64), rounded(of_head(side.codecs, head).quantized(kept)).astype(np.float64)
 
 
 def compare_head(layer, head, begin, end, key, value, windows, rounded):
@@ -69,7 +74,8 @@ def compare_head(layer, head, begin, end, key, value, windows, rounded):
     for one in range(layer.queries_per_head):
         q = layer.q[begin:end, head * layer.queries_per_head + one]
         exact = q.astype(np.float64) @ k.T.astype(np.float64) / np.sqrt(d)
-        read = rounded(rounded(q) @ rounded(of_head(key.read, head))).astype(np.float64)
+        read = rounded(q) if key.turn else rounded(rounded(q) @ rounded(of_head(key.read, head)))
+        read = read.astype(np.float64)
         mixed = np.where(old, read @ history_k.T, read @ window_k.T) / np.sqrt(d)
         p, p_mixed = (softmax(np.where(causal, scores, -np.inf)) for scores in (exact, mixed))
         output = p @ v.astype(np.float64)

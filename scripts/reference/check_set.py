@@ -3,7 +3,8 @@
 """Recomputes the rotations of a set from the dump it was fitted on, by the formulas alone, and compares.
 
 Written in numpy from the definitions and sharing no code with the program, for tests and for the curious. Covers the
-recipes oscar, stretch and hadamard with every objective, composition, granularity and codec.
+recipes oscar, stretch and hadamard with every objective, composition, granularity and codec; of the coded cache, of keys
+after and before RoPE, what its rows do to attention.
 Prints one line per comparison, largest error of all layers first, and exits with 1 if one is out of tolerance.
 """
 import argparse
@@ -15,14 +16,15 @@ import h5py
 import numpy as np
 
 import transforms
-from attention import METRICS, Sums, Windows
+from attention import METRICS, Sums, Windows, compare
+from coded import coded_sides
 from layers import layer_folders, read_layer
 from recompute import attention_sums, fit_layer, recipes
 
 # The set stores float32, which is 6e-8 of each number.
 TOLERANCES = {"covariance": 1e-7, "eigenvalues": 1e-6, "eigenvectors": 1e-5, "rotation": 1e-6, "mean key": 1e-6,
               "T T^T": 1e-5, "read side": 1e-5, "read side, inverse": 1e-6, "predicted gain": 1e-6, "condition": 1e-4}
-METRIC_TOLERANCE = 0.02
+METRIC_TOLERANCE, CODED_TOLERANCE = 0.02, 0.002  # codes of INT2 that lie between two levels may be either
 SMALLEST_GAP = 1e-4  # of the largest eigenvalue: eigenvectors on its two sides must not mix
 
 
@@ -100,10 +102,10 @@ def check_side(findings, where, group, fitted, composition, scores):
         check_rotation(findings, where, group, fitted, composition)
 
 
-def check_metrics(findings, where, found, expected):
+def check_metrics(findings, where, found, expected, tolerance=METRIC_TOLERANCE):
     for name in METRICS:
         error = abs(found[name] - expected[name]) / expected[name]
-        findings.add(name, f"{where}: {found[name]:.4g} against {expected[name]:.4g}", error, METRIC_TOLERANCE)
+        findings.add(name, f"{where}: {found[name]:.4g} against {expected[name]:.4g}", error, tolerance)
 
 
 class Report:
@@ -140,6 +142,16 @@ def check(arguments, part, recipe):
     return findings.report()
 
 
+def check_coded(arguments, sides):
+    findings, pooled, report = Findings(), Sums(), Report(arguments.report, "coded")
+    for layer_id, folder in layer_folders(arguments.dump).items():
+        sums = compare(read_layer(folder), *sides[layer_id], report.windows, report.precision)
+        check_metrics(findings, f"layer {layer_id}", report.layers[layer_id], sums.metrics(), CODED_TOLERANCE)
+        pooled += sums
+    check_metrics(findings, "pooled", report.pooled, pooled.metrics(), CODED_TOLERANCE)
+    return findings.report()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("set", type=Path, help="folder that oscar fit wrote")
@@ -149,8 +161,12 @@ def main():
                         help="what oscar verify SET --dump DUMP --max-queries 0 --json printed: compare metrics too")
     arguments, sound = parser.parse_args(), []
     parts = recipes(arguments.set)
-    if not parts:
-        raise SystemExit(f"{arguments.set}: no part of this set is rotations")
+    coded = coded_sides(arguments.set) if arguments.report else {}
+    if not parts and not coded:
+        raise SystemExit(f"{arguments.set}: no part of this set is rotations, and without --report of the coded cache nothing is compared")
+    if coded:
+        print("coded:")
+        sound.append(check_coded(arguments, coded))
     for part, recipe in parts.items():
         print(f"{part}:")
         sound.append(check(arguments, part, recipe))

@@ -36,15 +36,24 @@ def layer_folders(dump):
     return dict(sorted(found.items()))
 
 
+def read_tensors(path):
+    """{name: array} of a .safetensors file."""
+    data = path.read_bytes()
+    begin, tensors = 8 + int.from_bytes(data[:8], "little"), {}
+    for name, entry in json.loads(data[8:begin]).items():
+        if name == "__metadata__":
+            continue
+        kind = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I32": "<i4"}[entry["dtype"]]
+        first, last = entry["data_offsets"]
+        numbers = np.frombuffer(data[begin + first:begin + last], kind).reshape(entry["shape"])
+        tensors[name] = (numbers.astype(np.uint32) << 16).view(np.float32) if entry["dtype"] == "BF16" else numbers
+    return tensors
+
+
 def read_safetensors(path):
     """The one tensor of a file."""
-    data = path.read_bytes()
-    begin = 8 + int.from_bytes(data[:8], "little")
-    (entry,) = (entry for name, entry in json.loads(data[8:begin]).items() if name != "__metadata__")
-    kind = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I32": "<i4"}[entry["dtype"]]
-    first, last = entry["data_offsets"]
-    numbers = np.frombuffer(data[begin + first:begin + last], kind).reshape(entry["shape"])
-    return (numbers.astype(np.uint32) << 16).view(np.float32) if entry["dtype"] == "BF16" else numbers
+    (tensor,) = read_tensors(path).values()
+    return tensor
 
 
 def read_pt(path):

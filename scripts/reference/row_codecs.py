@@ -17,6 +17,9 @@ class Codec:
     clip_search: str = "sort"  # sort | bisect
     scale_dtype: str = "float32"  # float32 | float16 | bfloat16
 
+    def quantized(self, x):
+        return decode(*encode(x, self))
+
 
 def clip(x, ratio, search):
     """Clamps whole rows to +- a threshold near their min(int(ratio d), d - 1)-th smallest magnitude."""
@@ -73,5 +76,3 @@ def decode(codes, scale, zero):
     return ((groups - zero[..., None]) * scale[..., None]).reshape(codes.shape)
 
 
-def quantized(x, codec):
-    return decode(*encode(x, codec))
