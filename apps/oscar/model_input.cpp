@@ -85,17 +85,14 @@ std::vector<TokenSequence> read_sequences(const ModelInput& input, const ModelCo
 
 void add_answer_options(CLI::App& command, AnswerFiles& files, const char* rows_help, const char* answers_help,
                         const char* group) {
-  command.add_option(files.option, files.rows, rows_help)->type_name("FILE")->group(group);
-  command.add_option(files.option + "-answers", files.answers, answers_help)->type_name("FILE")->group(group);
+  CLI::Option* rows = command.add_option(files.option, files.rows, rows_help)->type_name("FILE")->group(group);
+  CLI::Option* answers = command.add_option(files.option + "-answers", files.answers, answers_help);
+  rows->needs(answers->type_name("FILE")->group(group)->needs(rows));
   command.add_option("--max-" + files.option.substr(2) + "s", files.most, "Rows to use at most; 0 = all")
+      ->needs(rows)
       ->check(kNonNegative)
       ->capture_default_str()
       ->group("More input");
-}
-
-void check_usage(const AnswerFiles& files) {
-  if (files.rows.empty() == files.answers.empty()) return;
-  throw UsageError(files.option + " and " + files.option + "-answers belong together", files.option, "give both");
 }
 
 void read_answers(const AnswerFiles& files, const ModelConfig& config, std::vector<TokenSequence>& rows,

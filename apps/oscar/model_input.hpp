@@ -50,12 +50,10 @@ struct AnswerFiles {
   [[nodiscard]] bool given() const { return !rows.empty(); }
 };
 
-/// Adds --NAME and --NAME-answers, of files.option "--NAME", to a group of help, and --max-NAMEs to "More input".
+/// Adds --NAME and --NAME-answers, of files.option "--NAME", to a group of help, and --max-NAMEs to "More input"; none
+/// goes without the others.
 void add_answer_options(CLI::App& command, AnswerFiles& files, const char* rows_help, const char* answers_help,
                         const char* group);
-
-/// Throws UsageError if one of the two files is given without the other.
-void check_usage(const AnswerFiles& files);
 
 /// Reads the first files.most rows (0: all), cut to the model's context, and the lengths of their answers. Reads
 /// nothing if no file is given. Throws what the readers of tokens and of .npy files throw.

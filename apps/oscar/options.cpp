@@ -98,6 +98,11 @@ CLI::Option* allow_address(CLI::Option* option) {
       ""));
 }
 
+const char* first_given(const CLI::App& command, std::initializer_list<const char*> names) {
+  const auto* const found = std::ranges::find_if(names, [&](const char* name) { return command.count(name) > 0; });
+  return found == names.end() ? nullptr : *found;
+}
+
 void add_timeout_option(CLI::App& command, double& seconds) {
   command.add_option("--timeout", seconds, "Give up on a server that sends (next to) nothing for so many seconds")
       ->check(CLI::Range(1, 3600))

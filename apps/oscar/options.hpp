@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <filesystem>
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <vector>
@@ -52,6 +53,8 @@ extern const CLI::Validator kCount;
 void add_json_option(CLI::App& command, Context& context);
 /// Lets a folder that is read be an address, too: hf://ORG/NAME, http:// or https://.
 CLI::Option* allow_address(CLI::Option* option);
+/// The first of these options that is given; null: none.
+const char* first_given(const CLI::App& command, std::initializer_list<const char*> names);
 /// Adds --timeout.
 void add_timeout_option(CLI::App& command, double& seconds);
 /// Sends a command's machine-readable result where --json says; does nothing without --json.

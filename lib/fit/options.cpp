@@ -75,32 +75,23 @@ void check_options(const FitOptions& options) {
 
 /// Throws UsageError for an option that is given although the recipe, or no part of the set, has it.
 void require_takers(const FitOptions& o, bool coded, bool rotated) {
-  const FitOptions usual;
-  const auto require = [&](bool has, const char* remedy, const auto&... options) {
-    const auto check = [&](const auto& option) {
-      if (has || o.*option.second == usual.*option.second) return;
-      throw UsageError("recipe " + o.recipe + " does not take this option with these readers and options", option.first,
-                       remedy);
-    };
-    (check(options), ...);
+  const auto require = [&](bool has, const char* remedy, std::initializer_list<const char*> options) {
+    const auto* const found = std::ranges::find_if(options, [&](const char* each) { return o.given.contains(each); });
+    if (has || found == options.end()) return;
+    throw UsageError("recipe " + o.recipe + " does not take this option with these readers and options", *found,
+                     remedy);
   };
   const bool stretched = o.recipe == "stretch";
   require(stretched || o.recipe == "oscar", "leave it out, or give --recipe oscar or --recipe stretch",
-          std::pair("--key-objective", &FitOptions::key_objective),
-          std::pair("--composition", &FitOptions::composition), std::pair("--granularity", &FitOptions::granularity),
-          std::pair("--center", &FitOptions::center));
-  require(stretched, "leave it out, or give --recipe stretch", std::pair("--stretch-power", &FitOptions::stretch_power),
-          std::pair("--stretch-lambda", &FitOptions::stretch_lambda));
+          {"--key-objective", "--composition", "--granularity", "--center"});
+  require(stretched, "leave it out, or give --recipe stretch", {"--stretch-power", "--stretch-lambda"});
   require(coded,
           "only the coded cache spends bits: leave it out, or give --recipe coded or auto for vllm or transformers",
-          std::pair("--bits", &FitOptions::bits), std::pair("--scope", &FitOptions::scope),
-          std::pair("--context", &FitOptions::context), std::pair("--keys", &FitOptions::keys));
+          {"--bits", "--scope", "--context", "--keys"});
   require(rotated, "only rotations have it: leave it out, or give another recipe or more readers",
-          std::pair("--codec", &FitOptions::codec), std::pair("--scale-dtype", &FitOptions::scale_dtype),
-          std::pair("--clip", &FitOptions::clip), std::pair("--clip-granularity", &FitOptions::clip_granularity),
-          std::pair("--group-size", &FitOptions::group_size));
+          {"--codec", "--scale-dtype", "--clip", "--clip-granularity", "--group-size", "--format"});
   require(rotated && o.clip == "auto", "only clip ratios that are fitted draw rows: leave it out, or give --clip auto",
-          std::pair("--seed", &FitOptions::clip_fit));
+          {"--seed"});
 }
 
 bool before_rope(const FitOptions& options) { return options.keys == "before-rope"; }

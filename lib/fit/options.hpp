@@ -54,6 +54,8 @@ struct FitOptions {
   /// Of a model: the longest text that will be served, over whose positions its texts are spread; 0: what it can read.
   int context = 0;
   Windows windows;
+  /// Names of options ("--bits") that somebody gave, though perhaps with the usual value: something must take them.
+  std::set<std::string> given;
 };
 
 /// The parts that a fit makes.

@@ -35,6 +35,13 @@ def run(*command):
         raise SystemExit(f"{' '.join(map(str, command))}: exit status {done.returncode}\n{done.stderr[-2000:]}")
 
 
+def figures_of(document):
+    of_set, = (method for method in document["methods"] if method["kind"] == "this")
+    attention, model = of_set["attention"], of_set["model"]
+    return {"output_rel_error": attention["output_rel_error"], "softmax_kl": attention["softmax_kl"], "kld_mean": model["kld_mean"],
+            "ppl_increase": model["ppl_ratio"] - 1}
+
+
 def measure(options, arguments, folder):
     rotations, report = folder / "set", folder / "report.json"
     calibration, held_out = options.golden / "tokens_calib.npy", options.golden / "tokens_eval.npy"
@@ -43,7 +50,7 @@ def measure(options, arguments, folder):
         "--compare", "none", "--no-record", "--quiet", "--device", options.device, f"--json={report}")
     document = json.loads(report.read_text())
     return {"bits_per_code": next(iter(document["set"]["parts"].values()))["bits"],
-            "figures": {limit["figure"]: float(f"{limit['value']:.4g}") for limit in document["limits"]}}
+            "figures": {name: float(f"{value:.4g}") for name, value in figures_of(document).items()}}
 
 
 def sets(options):

@@ -87,12 +87,6 @@ void add_output_options(CLI::App& app, FitCommand& command) {
       ->group("Output");
 }
 
-/// The first of these options that is given; null: none.
-const char* first_given(const CLI::App& app, std::initializer_list<const char*> names) {
-  const auto* const found = std::ranges::find_if(names, [&](const char* name) { return app.count(name) > 0; });
-  return found == names.end() ? nullptr : *found;
-}
-
 }  // namespace
 
 void add_fit_options(CLI::App& app, FitCommand& command) {
@@ -104,8 +98,10 @@ void check_usage(const CLI::App& app, FitCommand& command) {
   const auto refuse = [](const char* option, const char* what) {
     if (option != nullptr) throw UsageError(what, option, "leave it out");
   };
-  const bool rotated = !plan_parts(command.fit).rotations.empty();
-  if (!rotated) refuse(first_given(app, {"--format"}), "the set has no files of rotations");
+  for (const CLI::Option* option : app.get_options()) {
+    if (option->count() > 0) command.fit.given.insert(option->get_name());
+  }
+  (void)plan_parts(command.fit);
   const bool dump = !command.dump.empty(), model = !command.input.model.empty(), stats = !command.stats.empty();
   if (stats) {
     refuse(first_given(app, {"--dump", "--model", "--text", "--tokens", "--max-tokens", "--sequences", "--seq-len",

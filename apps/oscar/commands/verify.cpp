@@ -38,14 +38,18 @@ struct VerifyCommand {
 
 bool has_text(const VerifyCommand& c) { return !c.input.tokens.empty() || !c.input.texts.empty(); }
 
-void check_usage(const VerifyCommand& c) {
+void check_usage(const CLI::App& app, const VerifyCommand& c) {
   const bool has_probes = c.needles.given() || c.quotes.given();
   if ((has_text(c) || has_probes) && c.input.model.empty()) {
     throw UsageError("--text, --tokens, --needle and --quote need a model to run", "--model",
                      "give the folder of the checkpoint");
   }
-  check_usage(c.needles);
-  check_usage(c.quotes);
+  const char* measuring = first_given(app, {"--windows", "--precision", "--sink", "--recent", "--max-queries"});
+  if (app.count("--compare") > 0 && c.options.compare != std::vector<std::string>{"none"}) measuring = "--compare";
+  if (measuring != nullptr && c.dump.empty() && !has_text(c) && !has_probes) {
+    throw UsageError("nothing is measured", measuring,
+                     "give --dump, or --model with --text or --tokens, or leave it out");
+  }
   if (!c.report.empty()) require_html_report();
 }
 
@@ -95,7 +99,6 @@ void require_writable(const std::filesystem::path& file) {
 }
 
 void run(VerifyCommand& c, Context& context) {
-  check_usage(c);
   for (const std::filesystem::path& file : {c.report, context.common.json_file}) require_writable(file);
   c.options.own_windows = c.windows == "own";
   c.options.precision = c.precision == "fp32" ? Precision::kExact : Precision::kServing;
@@ -220,7 +223,10 @@ void register_verify(CLI::App& app, Context& context) {
   add_settings(*command, *options);
   add_outcome(*command, *options);
   add_json_option(*command, context);
-  command->callback([options, &context] { run(*options, context); });
+  command->callback([options, command, &context] {
+    check_usage(*command, *options);
+    run(*options, context);
+  });
 }
 
 }  // namespace oscar

@@ -168,7 +168,7 @@ VerifyThresholds coded_thresholds(double bits) {
   constexpr double kMeasuredBits = 2.25;
   const VerifyThresholds most = int2_thresholds();
   const double scale = std::pow(4.0, kMeasuredBits - bits), felt = std::max(scale, 1.0);
-  return {std::min(0.01 * scale, *most.max_output_error),
+  return {std::min(0.03 * scale, *most.max_output_error),
           std::min(0.04 * scale, *most.max_softmax_kl),
           std::min(0.012 * felt, *most.max_kld),
           std::min(0.012 * felt, *most.max_ppl_increase),

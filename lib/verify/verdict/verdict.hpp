@@ -20,9 +20,9 @@ namespace oscar::verify {
 
 /// Say which models the default limits were measured on, in words that follow "measured on".
 inline constexpr const char* kDefaultLimitsMeasuredOn =
-    "a language model of 135M parameters and research models of 2.4M and 15M";
+    "language models of 135M and 270M parameters and research models of 2.4M and 15M";
 inline constexpr const char* kCodedLimitsMeasuredOn =
-    "a language model of 135M parameters and a research model of 2.4M";
+    "language models of 135M and 270M parameters and a research model of 2.4M";
 
 /// Fills limits, verdicts, reasons and warnings. Default limits of attention hold where the model was not run: where it
 /// was, its predictions decide, and attention only explains them. report.reasons: why the whole set is rejected

@@ -87,7 +87,7 @@ class QuotesTest(unittest.TestCase):
     def test_mistakes_are_named(self):
         rows = quotations()
         verify = ["verify", "set", "--model", DATA / "qwen3-2m", "--no-record"]
-        self.assertIn("belong together", self.oscar(*verify, "--quote", "x.npy", code=2).stderr)
+        self.assertIn("--quote requires --quote-answers", self.oscar(*verify, "--quote", "x.npy", code=2).stderr)
         told = self.oscar(*verify, *self.save("quote", rows, [PASSAGE] * (COUNT - 1)), code=1).stderr
         self.assertIn("4 quotations, but 3 answer lengths", told)
         told = self.oscar(*verify, *self.save("quote", rows[:1], [rows.shape[1]]), code=1).stderr
