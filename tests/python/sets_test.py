@@ -122,7 +122,7 @@ class SetsTest(unittest.TestCase):
 
     def test_sequences_are_warned_of_that_nobody_tried(self):
         import torch
-        from oscar_kv.sets import longest_known
+        from oscar_kv.served_model import longest_known
 
         self.verified("accepted", "transformers")
         manifest = self.manifest()

@@ -32,7 +32,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .cache_rows import DecodeClock, LayerRows
 from .packed_layer import why_no_decode, why_no_kernels
-from .sets import Layer, SetPart, check_for_model, read_set, warn_if_longer
+from .served_model import check_for_model, warn_if_longer
+from .sets import Layer, SetPart, read_set
 
 PACKED_ATTENTION = "oscar_packed"
 _call = threading.local()  # .noted: the last layer's keys went to attention with a note

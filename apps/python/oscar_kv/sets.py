@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 
-from .identity import hash_of_config
 
 _SCHEMA = "oscar.set.v1"
 # Of each part, the file that is read; our readers take the first part that there is.
@@ -143,7 +142,7 @@ def _read_listed(folder: Path, manifest: dict[str, Any], path: str) -> bytes:
     said, listed = folder / "manifest.json", manifest.get("files")
     if not isinstance(listed, list):
         raise ValueError(f"{said}: no list of files; {_AGAIN}")
-    names = [_member(each, "path") for each in listed]
+    names = [member(each, "path") for each in listed]
     for name in names:
         if not _is_plain(name) or names.count(name) > 1 or not _LISTED.fullmatch(name):
             raise ValueError(f"{said}: lists {name!a}, an unsafe path or one that comes twice, or that no set has; {_AGAIN}")
@@ -253,7 +252,7 @@ def _is_ratio(value: Any) -> bool:
     return type(value) in (int, float) and 0 <= value <= 1  # NaN is not
 
 
-def _member(json: Any, *names: str) -> Any:
+def member(json: Any, *names: str) -> Any:
     for name in names:
         json = json.get(name) if isinstance(json, dict) else None
     return json
@@ -267,8 +266,8 @@ def _refuse_if(where: str, *checks: tuple[bool, str]) -> None:
 
 def _stores_before_rope(part: Any) -> bool:
     """Whether keys of any layer of the coded cache are stored before RoPE, which vLLM's kernels do not read."""
-    layers = _member(part, "layers")
-    return isinstance(layers, list) and any(_member(_member(layer, "key"), "rotary") is not None for layer in layers)
+    layers = member(part, "layers")
+    return isinstance(layers, list) and any(member(member(layer, "key"), "rotary") is not None for layer in layers)
 
 
 def _part_for(manifest: dict[str, Any], reader: str, where: str) -> str:
@@ -278,7 +277,7 @@ def _part_for(manifest: dict[str, Any], reader: str, where: str) -> str:
         where,
         (manifest.get("schema") != _SCHEMA, f"schema is {manifest.get('schema')!a}, not \"{_SCHEMA}\""),
         (not isinstance(manifest.get("model"), dict), "no model"),
-        (not all(_is_count(_member(windows, each)) for each in ("sink", "recent")), "windows are no counts"),
+        (not all(_is_count(member(windows, each)) for each in ("sink", "recent")), "windows are no counts"),
         (not isinstance(readers, dict), "no readers"),
         (not isinstance(parts, dict) or not parts or not set(parts) <= set(_FILES), "no parts, or some that are not known"))
     unread = {"coded"} if reader == "vllm" and _stores_before_rope(parts.get("coded")) else set()
@@ -292,26 +291,26 @@ def _part_for(manifest: dict[str, Any], reader: str, where: str) -> str:
 
 def _check_verdict(manifest: dict[str, Any], name: str, reader: str, allow_rejected: bool, where: Path) -> None:
     """Raises ValueError for a part that `oscar verify` rejected, unless that is allowed, and warns of one that it did not accept."""
-    said = _member(manifest, "verification", "readers", reader)
-    verdict = _member(said, "verdict")
+    said = member(manifest, "verification", "readers", reader)
+    verdict = member(said, "verdict")
     if verdict == "rejected" and not allow_rejected:
         raise ValueError(f"{where}: oscar verify rejected the part {name}, which {reader} reads; fit the set again, with more text or bits, or "
                          "allow it: allow_rejected=True, for vLLM OSCAR_KV_ALLOW_REJECTED=1")
-    if verdict != "accepted" or _member(said, "part") != name:
+    if verdict != "accepted" or member(said, "part") != name:
         _log.warning("oscar_kv: %s: the part %s, which %s reads, was %s by oscar verify", where, name, reader,
                      "rejected" if verdict == "rejected" else "not measured")
 
 
 def _codec_and_layers(part: Any, is_coded: bool, where: str) -> tuple[Int2Codec | None, list[dict[str, Any]]]:
     """Of a part of the manifest, layers by ascending id."""
-    codec, layers = _member(part, "codec"), _member(part, "layers")
-    name, levels, group_size, scales = (_member(codec, each) for each in ("name", "levels", "group_size", "scale_dtype"))
+    codec, layers = member(part, "codec"), member(part, "layers")
+    name, levels, group_size, scales = (member(codec, each) for each in ("name", "levels", "group_size", "scale_dtype"))
     _refuse_if(where, (not isinstance(layers, list) or not layers, "no layers"), *(((name != "coded", "the codec is not coded"),) if is_coded else (
         (name not in _GRIDS, f"codec {name!a} is not known; known are {', '.join(_GRIDS)}"),
         (levels != [4, 4], f"levels are {levels!a}, not [4, 4]"),
         (not _is_count(group_size), "the codec's group_size is no count"),
         (scales not in _SCALES, "the codec's scale_dtype is not known"))))
-    ids = [_member(layer, "layer_id") for layer in layers]
+    ids = [member(layer, "layer_id") for layer in layers]
     _refuse_if(where, (not all(map(_is_count, ids)), "a layer_id is no count"), (len(set(ids)) < len(ids), "a layer_id comes twice"))
     return None if is_coded else Int2Codec(name, group_size, scales), sorted(layers, key=lambda layer: layer["layer_id"])
 
@@ -336,9 +335,9 @@ def _check_formats(side: Side, described: Any, where: str) -> None:
         sizes = [_format_bytes(*of_head) for of_head in zip(*formats)]
     except ValueError as error:
         raise ValueError(f"{where}: {error}; {_AGAIN}") from error
-    bits, said, damage = 8 * sum(sizes) / side.levels.size, _member(described, "bits"), _member(described, "damage")
+    bits, said, damage = 8 * sum(sizes) / side.levels.size, member(described, "bits"), member(described, "damage")
     for name, found in (("row_bytes", sizes), ("most_levels", side.levels.max(1).tolist())):
-        _refuse_if(where, (_member(described, name) != found, f"{name} are {found}, and the manifest says {_member(described, name)!a}"))
+        _refuse_if(where, (member(described, name) != found, f"{name} are {found}, and the manifest says {member(described, name)!a}"))
     _refuse_if(where, (type(said) not in (int, float) or abs(said - bits) > 1e-6 * bits, f"bits are {bits}, and the manifest says {said!a}"),
                (type(damage) not in (int, float) or damage < 0, f"damage is {damage!a}"))
 
@@ -351,7 +350,7 @@ def _error_of_inverse(write: np.ndarray, read: np.ndarray) -> float:
 
 def _clip_ratios(described: Any, of_heads: np.ndarray | None, where: str) -> np.ndarray | None:
     """As Side has them. described: a side in the manifest."""
-    ratio, said = _member(described, "clip_ratio"), _member(described, "clip_ratio_per_head") or []
+    ratio, said = member(described, "clip_ratio"), member(described, "clip_ratio_per_head") or []
     is_said = isinstance(described, dict) and "clip_ratio" in described and (ratio is None or _is_ratio(ratio))
     _refuse_if(where, (not is_said or not isinstance(said, list) or not all(map(_is_ratio, said)), "no clip ratios, or not between 0 and 1"))
     if of_heads is None and not said:
@@ -363,7 +362,7 @@ def _clip_ratios(described: Any, of_heads: np.ndarray | None, where: str) -> np.
 
 def _rotary_of(part: Any, layer: dict[str, Any], where: str) -> Rotary | None:
     """How keys of a layer turn that are stored before RoPE."""
-    number, listed = _member(layer.get("key"), "rotary"), _member(part, "rotary")
+    number, listed = member(layer.get("key"), "rotary"), member(part, "rotary")
     if number is None:
         return None
     _refuse_if(where, (not _is_count(number) or not isinstance(listed, list) or number >= len(listed), "keys turn in a way that is not listed"))
@@ -432,48 +431,6 @@ def _side(arrays: dict[str, np.ndarray], layer: dict[str, Any], name: str, codec
     return side
 
 
-def longest_known(part: SetPart) -> int:
-    """Tokens of the longest texts that the part was calibrated for, or that `oscar verify` measured it on; 0: nothing tells."""
-    manifest = part.manifest
-    context = _member(manifest, "parts", part.name, "recipe", "context")
-    if not isinstance(context, int):  # of a dump: the mean length of its sequences
-        tokens, sequences = _member(manifest, "calibration", "tokens"), _member(manifest, "calibration", "sequences")
-        context = tokens // sequences if tokens and sequences else 0
-    return max(context, _member(manifest, "verification", "data", "model", "longest") or 0)
-
-
-def warn_if_longer(part: SetPart, tokens: int, what: str) -> bool:
-    """Warns where a sequence of so many tokens is longer than those that anybody tried. what: who has it, as the warning's subject."""
-    known = longest_known(part)
-    if is_longer := 0 < known < tokens:
-        _log.warning("oscar_kv: %s %d tokens, and the part %s was calibrated and verified for no more than %d: fit with a longer --context, or "
-                     "try it on texts of that length by oscar verify", what, tokens, part.name, known)
-    return is_longer
-
-
-def check_for_model(part: SetPart, config: Any, covered: list[int], longest: int | None) -> None:
-    """config: transformers' of the model; covered: layers that a set must have; longest: tokens that the model, or its
-    server, can have in a sequence."""
-    fitted, own = part.manifest.get("model") or {}, hash_of_config(config)
-    layers = config.get_text_config(decoder=True).num_hidden_layers
-    sha256, count = fitted.get("config_sha256"), fitted.get("num_layers")
-    missing = sorted(set(covered) - set(part.layers))
-    surplus = [i for i in part.layers if i >= layers]
-    kept = sum(part.windows)
-    for is_wrong, text in (
-            (sha256 and own and sha256 != own,
-             f"the set is for another model: it was fitted on {fitted.get('id')!a}, whose config.json differs; fit one for this model"),
-            (count and count != layers,
-             f"the set is for a model of {count} layers, and this one has {layers}; fit one for this model"),
-            (surplus, f"the set has layers {surplus}, and the model has {layers}; fit one for this model"),
-            (missing, f"the set has no layer {', '.join(map(str, missing))}; it has {sorted(part.layers)}; fit all layers"),
-            (longest is not None and kept >= longest,
-             f"the set's windows keep {kept} tokens as they are, and a sequence has no more than {longest}: nothing would be "
-             "packed; allow longer sequences, or fit with smaller --sink and --recent")):
-        if is_wrong:
-            raise ValueError(text)
-
-
 def read_set(path: str | os.PathLike[str], reader: str = "transformers", allow_rejected: bool = False) -> SetPart:
     """What `reader` (vllm, transformers, sglang, sglang-v1 or llamacpp) reads of a set's folder, or of one `.safetensors` or `.h5` file
     that `oscar convert` made of a part. A part that `oscar verify` did not accept is warned of.
@@ -505,7 +462,7 @@ def read_set(path: str | os.PathLike[str], reader: str = "transformers", allow_r
     if name == "coded":
         sides = [(each[side]["bits"], getattr(layers[each["layer_id"]], side).levels.size) for each in described for side in ("key", "value")]
         taken = float(np.average([bits for bits, _ in sides], weights=[size for _, size in sides]))
-        asked, said = (_member(manifest["parts"], "coded", "codec", each) for each in ("bits", "bits_taken"))
+        asked, said = (member(manifest["parts"], "coded", "codec", each) for each in ("bits", "bits_taken"))
         _refuse_if(str(place), (not taken <= asked + 1e-6 or abs(said - taken) > 1e-5 * taken, f"rows take {taken} bits, and the manifest says {said}"))
     if arrays:
         raise ValueError(f"{place}: has {', '.join(sorted(arrays))!a}, of which the manifest does not know; {_AGAIN}")

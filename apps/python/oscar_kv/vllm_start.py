@@ -12,8 +12,9 @@ from typing import Any
 
 from . import identity
 from .program import allows_rejected, manifest_hash, set_path
+from .served_model import check_for_model, warn_if_longer
 from .server import starting
-from .sets import SetPart, check_for_model, read_set, warn_if_longer
+from .sets import SetPart, read_set
 
 SERVING = f"{__package__}.vllm_backend.PackedBackend"
 LAYER = re.compile(r"\blayers\.(\d+)\.")

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: MIT
+"""Whether a part of a set is for the model that it is served with, and for texts as long as it serves."""
+import logging
+from typing import Any
+
+from .identity import hash_of_config
+from .sets import SetPart, member
+
+_log = logging.getLogger("oscar_kv")
+
+
+def longest_known(part: SetPart) -> int:
+    """Tokens of the longest texts that the part was calibrated for, or that `oscar verify` measured it on; 0: nothing tells."""
+    manifest = part.manifest
+    context = member(manifest, "parts", part.name, "recipe", "context")
+    if not isinstance(context, int):  # of a dump: the mean length of its sequences
+        tokens, sequences = member(manifest, "calibration", "tokens"), member(manifest, "calibration", "sequences")
+        context = tokens // sequences if tokens and sequences else 0
+    return max(context, member(manifest, "verification", "data", "model", "longest") or 0)
+
+
+def warn_if_longer(part: SetPart, tokens: int, what: str) -> bool:
+    """Warns where a sequence of so many tokens is longer than those that anybody tried. what: who has it, as the warning's subject."""
+    known = longest_known(part)
+    if is_longer := 0 < known < tokens:
+        _log.warning("oscar_kv: %s %d tokens, and the part %s was calibrated and verified for no more than %d: fit with a longer --context, or "
+                     "try it on texts of that length by oscar verify", what, tokens, part.name, known)
+    return is_longer
+
+
+def check_for_model(part: SetPart, config: Any, covered: list[int], longest: int | None) -> None:
+    """config: transformers' of the model; covered: layers that a set must have; longest: tokens that the model, or its
+    server, can have in a sequence."""
+    fitted, own = part.manifest.get("model") or {}, hash_of_config(config)
+    layers = config.get_text_config(decoder=True).num_hidden_layers
+    sha256, count = fitted.get("config_sha256"), fitted.get("num_layers")
+    missing = sorted(set(covered) - set(part.layers))
+    surplus = [i for i in part.layers if i >= layers]
+    kept = sum(part.windows)
+    for is_wrong, text in (
+            (sha256 and own and sha256 != own,
+             f"the set is for another model: it was fitted on {fitted.get('id')!a}, whose config.json differs; fit one for this model"),
+            (count and count != layers,
+             f"the set is for a model of {count} layers, and this one has {layers}; fit one for this model"),
+            (surplus, f"the set has layers {surplus}, and the model has {layers}; fit one for this model"),
+            (missing, f"the set has no layer {', '.join(map(str, missing))}; it has {sorted(part.layers)}; fit all layers"),
+            (longest is not None and kept >= longest,
+             f"the set's windows keep {kept} tokens as they are, and a sequence has no more than {longest}: nothing would be "
+             "packed; allow longer sequences, or fit with smaller --sink and --recent")):
+        if is_wrong:
+            raise ValueError(text)
