@@ -47,7 +47,8 @@ def make_set(folder, seed, verdict="accepted", keys_size=300_000):
     hashes["serve.env"] = hashlib.sha256(files["serve.env"]).hexdigest()
     manifest["files"] = [{"path": path, "sha256": hashes[path], "size": len(content)} for path, content in files.items()]
     of_readers = {name: {"part": part, "verdict": verdict} for name, part in manifest["readers"].items()}
-    manifest["verification"] = {"verdict": verdict, "readers": of_readers} if verdict else None
+    measured = {"attention": {"softmax_kl": 0.01}, "layers": [1, 2, 3]}
+    manifest["verification"] = {"verdict": verdict, "readers": of_readers, **measured} if verdict else None
     files["manifest.json"] = (json.dumps(manifest, indent=1) + "\n").encode()
     for path, content in files.items():
         (Path(folder) / path).parent.mkdir(parents=True, exist_ok=True)
