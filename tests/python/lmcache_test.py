@@ -288,13 +288,25 @@ class LmcacheTest(unittest.TestCase):
         self.assertEqual(self.load(manager, keys, parts[0]), {})
 
     def test_kld_beside_the_serdes_of_lmcache(self):
-        """Of answers after prompts that were stored: less than what keeps three times as many bits, by LMCache's own TurboQuant."""
-        serde, found = lmcache.SetSerde(oscar_kv.read_set(sample_set())), {}
-        for name, store in (("oscar", chunks.by_serde(serde, serde)), ("fp8", chunks.fp8(MODEL, (1, 128))), ("cachegen", chunks.cachegen(MODEL, (1, 128))),
-                            ("turboquant", chunks.turboquant("turboquant_3bit_nc", 0)(MODEL, (1, 128)))):
-            found[name] = chunks.kld_and_ratio(self.model, self.ids[:1, :768], 512, store, 1)
-        print(found)
-        self.assertGreater(found["oscar"][1], 6)
+        """Of answers after a prompt that was stored: the order that bits give, and the sizes of a set that was fitted for it."""
+        serde, found = lmcache.SetSerde(oscar_kv.read_set(sample_set("coded", sink=EXACT, recent=16))), {}
+        for name, store in (("oscar", chunks.by_serde(serde, serde)), ("fp8", chunks.fp8(MODEL, (1, 128))),
+                            ("cachegen", chunks.cachegen(MODEL, (1, 128))), ("turboquant", chunks.turboquant("turboquant_3bit_nc", 0)(MODEL, (1, 128)))):
+            found[name] = chunks.kld_and_ratio(self.model, self.ids[:1, :512], 256, store, 1)
+        klds, ratios = ({name: each[i] for name, each in found.items()} for i in (0, 1))
+        self.assertLess(klds["fp8"], klds["cachegen"], found)
+        self.assertLess(klds["cachegen"], klds["turboquant"], found)
+        self.assertLess(klds["turboquant"], klds["oscar"], found)
+        self.assertLess(klds["oscar"], 0.03, found)
+        self.assertLess(ratios["turboquant"], ratios["oscar"], found)
+        self.assertGreater(ratios["oscar"], 5.8, found)
+
+    def test_warns_of_windows_that_are_not_kept(self):
+        with self.assertLogs("oscar_kv") as logs:
+            lmcache.SetSerde(oscar_kv.read_set(sample_set()))
+        self.assertRegex(logs.output[-1], "fitted for 256 recent tokens .* --sink 4 --recent 16")
+        with self.assertNoLogs("oscar_kv"):
+            lmcache.SetSerde(tiny())
 
 
 if __name__ == "__main__":

@@ -3,10 +3,9 @@
 
     python -m oscar_kv.lmcache server … --l2-adapter '{"type": "fs", "base_path": "/cache", "serde": {"type": "oscar", "set": "SET"}}'
 
-is `lmcache server` with the serde, which importing this module registers. A chunk is tensors [2, layers, tokens, heads * d], keys and values as
-attention sees them, of some tokens of a prompt. LMCache does not say which, so the first `exact` tokens of every chunk stay as they are (many
-heads look at the first of a prompt), and sets that store keys before RoPE are refused. Layers that the set leaves out, and tensors that are
-not of all layers of its model in bfloat16, are stored as they are, and a warning says so once. A stored chunk is as large as was estimated:
+is `lmcache server` with the serde, which importing this module registers. A chunk is tensors [2, layers, tokens, heads * d]: keys and values,
+as attention sees them, of some tokens of a prompt, and LMCache does not say which. So the first `exact` tokens of every chunk stay as they are
+(many heads look at the first of a prompt), and sets that store keys before RoPE are refused. A stored chunk is as large as was estimated:
 
     magic, version, tokens, size, hashes of the set, the model, the chunk's key and its layout; SHA-256 of all other bytes;
     of each tensor and layer the exact rows of keys and values, then one page of packed rows (packed_layer.py); zeros up to the size
@@ -34,7 +33,7 @@ from .sets import SetPart, check_config, read_set
 
 _HEAD = struct.Struct("<8sIIQ16s16s16s16s")
 _BEGIN = _HEAD.size + 32  # after a digest
-_MAGIC, _VERSION = b"oscar-kv", 1
+_MAGIC, _VERSION, _RECENT = b"oscar-kv", 1, 16
 _SETTINGS = {"set": None, "exact": 4, "device": "cpu", "max_workers": 1, "allow_rejected": False}
 _Piece = tuple[int, Any, PackedSlots | None, int, int]
 _log = logging.getLogger("oscar_kv")
@@ -56,13 +55,17 @@ def _bytes_of(x: Tensor) -> Tensor:
 
 class SetSerde(Serializer, Deserializer):
     """part: of read_set(). exact: tokens of each chunk that stay as they are. device: where rows are packed and unpacked. Threads may use
-    it at once. Raises ValueError if keys are stored before RoPE."""
+    it at once. Warns once of each tensor and layer that is stored as it is, since the set is not for it. Raises ValueError if keys are
+    stored before RoPE."""
 
     def __init__(self, part: SetPart, exact: int = _SETTINGS["exact"], device: str = _SETTINGS["device"]):
         turned = [i for i, layer in part.layers.items() if layer.key.rotary is not None]
         if turned:
             raise ValueError(f"the set stores keys of layers {turned} before RoPE, which takes their positions, and LMCache does not tell a "
                              "serde where a chunk stands; fit a set without --keys before-rope")
+        if part.windows[1] > _RECENT:
+            _log.warning("oscar_kv: the set was fitted for %d recent tokens that stay as they are; LMCache stores them packed, which costs "
+                         "quality: fit a set for it with --sink %d --recent %d", part.windows[1], exact, _RECENT)
         self._part, self._exact, self._device = part.to_torch(), exact, torch.device(device)
         self._lock, self._made = threading.RLock(), dict[Any, Any]()
         self._set = _hash(repr(part.codec), [[i, name, what, hashlib.sha256(_bytes_of(x).numpy()).hexdigest()]
@@ -79,25 +82,21 @@ class SetSerde(Serializer, Deserializer):
         """What follows each other in a chunk: number and index of a tensor, by which slots (None: as it is) but for how many tokens, bytes."""
         pieces, model = [], self._part.manifest["model"]
         layers, heads, dim = (model[name] for name in ("num_layers", "num_key_value_heads", "head_dim"))
+        warn = lambda what: self._once(what, lambda: _log.warning("oscar_kv: LMCache stores %s as it is", what))
         for number, (shape, dtype) in enumerate(zip(layout.shapes, layout.dtypes)):
             own = shape[3] // dim if len(shape) == 4 else 0
             if dtype != torch.bfloat16 or own == 0 or heads % own or shape != (2, layers, shape[2], own * dim):
-                self._warn(f"a tensor {list(shape)} of {dtype}, where the set is for [2, {layers}, tokens, {heads} * {dim}] of bfloat16, all "
-                           "heads or those of a rank,")
+                warn(f"a tensor {list(shape)} of {dtype}, where the set is for [2, {layers}, tokens, {heads} * {dim}] of bfloat16, or a rank's heads,")
                 pieces.append((number, ..., None, 0, shape.numel() * dtype.itemsize))
                 continue
             place, kept, row = (rank * (heads // own) // ranks, heads // own), min(self._exact, shape[2]), 2 * shape[3] * dtype.itemsize
             for i in range(layers):
-                if i not in self._part.layers:
-                    self._warn(f"layer {i}, which the set leaves out,")
-                slots = None if i not in self._part.layers else self._once((i, own, place), lambda i=i: slots_of(
-                    self._part.codec, self._part.layers[i], own, dim, self._device, dtype, None, *place))
+                layer = self._part.layers.get(i) or warn(f"layer {i}, which the set leaves out,")
+                slots = layer and self._once((i, own, place), lambda layer=layer: slots_of(
+                    self._part.codec, layer, own, dim, self._device, dtype, None, *place))
                 size = kept * row + (shape[2] - kept) * slots.bytes if slots else shape[2] * row
                 pieces.append((number, (slice(None), i), slots, kept, size))
         return pieces
-
-    def _warn(self, what: str) -> None:
-        self._once(what, lambda: _log.warning("oscar_kv: LMCache stores %s as it is", what))
 
     def estimate_serialized_size(self, layout_desc: MemoryLayoutDesc) -> int:
         """Of the rank whose rows are largest: what is stored is read into a buffer of this size, and here nothing tells the rank."""
