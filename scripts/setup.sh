@@ -2,26 +2,28 @@
 # SPDX-License-Identifier: MIT
 # Installs what building and running oscar needs on Debian 12 / Ubuntu 24.04; with --build-tests also what building its
 # tests needs, with --tests what running them needs, too; with --vllm a vLLM for CPUs, for the tests that run a real
-# server; with --sglang the Python sources of SGLang, for the test of its plugin; with --server-torch the torch of newer
-# servers, for the tests of the operators; with --wheel what scripts/wheel.sh needs. It installs nothing that is already
-# there. libtorch lives in a virtual environment under the user's cache, named by a hash of scripts/requirements.txt, so
-# that every clone with the same requirements shares it; .venv links to it.
+# server; with --sglang the Python sources of SGLang, for the test of its plugin; with --lmcache LMCache, for the test of
+# its serde; with --server-torch the torch of newer servers, for the tests of the operators; with --wheel what
+# scripts/wheel.sh needs. It installs nothing that is already there. libtorch lives in a virtual environment under the
+# user's cache, named by a hash of scripts/requirements.txt, so that every clone with the same requirements shares it;
+# .venv links to it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 die() { printf 'setup: error: %s\n' "$*" >&2; exit 1; }
 
-build_tests=0 tests=0 vllm=0 sglang=0 server_torch=0 wheel=0
+build_tests=0 tests=0 vllm=0 sglang=0 lmcache=0 server_torch=0 wheel=0
 for option in "$@"; do
   case "$option" in
     --build-tests) build_tests=1 ;;
     --tests) build_tests=1 tests=1 wheel=1 ;;
     --vllm) vllm=1 ;;
     --sglang) sglang=1 ;;
+    --lmcache) lmcache=1 ;;
     --server-torch) server_torch=1 ;;
     --wheel) wheel=1 ;;
-    *) printf 'usage: scripts/setup.sh [--build-tests] [--tests] [--vllm] [--sglang] [--server-torch] [--wheel]\n' >&2; exit 2 ;;
+    *) printf 'usage: scripts/setup.sh [--build-tests] [--tests] [--vllm] [--sglang] [--lmcache] [--server-torch] [--wheel]\n' >&2; exit 2 ;;
   esac
 done
 [ "$(uname -m)" = x86_64 ] || die "this script knows x86-64 only; on other machines install the packages it lists by hand"
@@ -107,19 +109,19 @@ install_apart() {
   ln -sfn "$venv" "$store/$name"
 }
 
-# A folder for sys.path, beside the environment of the tests. $store/sglang is a link to it.
-install_sglang() {
-  local wanted=scripts/requirements-sglang.txt folder
-  folder="$store/sglang-$( { "$python" --version; cat "$wanted"; } | sha256sum | cut -c1-16)"
+# A folder for sys.path, beside the environment of the tests: install_folder NAME FETCH, as install_apart.
+install_folder() {
+  local name=$1 wanted="scripts/requirements-$1.txt" folder
+  folder="$store/$name-$( { "$python" --version; cat "$wanted"; } | sha256sum | cut -c1-16)"
   if [ ! -e "$folder/complete" ]; then
     need_gb 1
-    say "installing SGLang's sources into $folder (70 MB to fetch, once)"
+    say "installing $wanted into $folder ($2 to fetch, once)"
     rm -rf "$folder"
     pip_install --no-deps --target "$folder" -r "$wanted"
     "$venv/bin/python" -m compileall -q -j 0 -x /tests/ "$folder" >/dev/null || true # some files are for other Pythons
     touch "$folder/complete"
   fi
-  ln -sfn "$folder" "$store/sglang"
+  ln -sfn "$folder" "$store/$name"
 }
 
 # A browser for the test that opens reports; without it that test is skipped. Ubuntu has no such package.
@@ -163,7 +165,8 @@ mkdir -p "$store"
   fi
   if [ "$vllm" = 1 ]; then install_apart vllm 8 "3 GB"; fi
   if [ "$server_torch" = 1 ]; then install_apart server-torch 8 "3 GB"; fi
-  if [ "$sglang" = 1 ]; then install_sglang; fi
+  if [ "$sglang" = 1 ]; then install_folder sglang "70 MB"; fi
+  if [ "$lmcache" = 1 ]; then install_folder lmcache "80 MB"; fi
   if [ "$wheel" = 1 ]; then install_apart wheel 1 "3 MB"; fi
 ) 9>"$store/lock"
 if [ "$(readlink .venv 2>/dev/null || true)" != "$venv" ]; then

@@ -134,8 +134,7 @@ class LayerRows:
     def append(self, keys: Tensor, values: Tensor) -> None:
         """(batch, heads, tokens, d), native."""
         positions = torch.arange(self.length, self.length + keys.shape[2]).repeat(len(keys))
-        self.new = torch.stack([side.stored(_by_tokens(x), positions)
-                                for side, x in zip(self.sides, (keys, values))]).unflatten(1, (len(keys), -1))
+        self.new = self._packed.stored(_by_tokens(keys), _by_tokens(values), positions).unflatten(1, (len(keys), -1))
         self.length += keys.shape[2]
 
     def _ring_slots(self, tokens: range) -> Tensor:
@@ -166,7 +165,7 @@ class LayerRows:
         window, sink = self.window(self.packed), min(self.sink, self.length)
         rows = torch.cat([window[:, :, :sink], self.unpacked(), window[:, :, sink:]], 2)
         positions = torch.arange(rows.shape[2]).repeat(rows.shape[1])
-        return [side.native(x.flatten(0, 1), positions).unflatten(0, x.shape[:2]).transpose(1, 2) for side, x in zip(self.sides, rows)]
+        return [x.unflatten(0, rows.shape[1:3]).transpose(1, 2) for x in self._packed.native(rows.flatten(1, 2), positions)]
 
     def evict(self) -> None:
         """Packs what the next token does not see in a window, and lets the ring have the call's last tokens."""
@@ -205,7 +204,7 @@ class LayerRows:
         read from the device."""
         self.reserve(1)
         clock.begin(self.length, len(keys), self.history.shape[1] * ROOM, keys.device)
-        rows = torch.stack([side.stored(x[:, :, 0]) for side, x in zip(self.sides, (keys, values))])
+        rows = self._packed.stored(keys[:, :, 0], values[:, :, 0])
         self.ring.index_copy_(2, clock.ring, rows[:, :, None])
         self._packed.write(self._cache(), clock.slots, self.ring.index_select(2, clock.leaving)[:, :, 0])
         self.advance()

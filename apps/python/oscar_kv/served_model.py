@@ -28,18 +28,23 @@ def warn_if_longer(part: SetPart, tokens: int, what: str) -> bool:
     return is_longer
 
 
+def check_config(part: SetPart, config: Any) -> None:
+    """Raises ValueError if the model's config.json is on this machine, and not the one that the set was fitted for."""
+    fitted, own = part.manifest.get("model") or {}, hash_of_config(config)
+    if fitted.get("config_sha256") and own and fitted["config_sha256"] != own:
+        raise ValueError(f"the set is for another model: it was fitted on {fitted.get('id')!a}, whose config.json differs; fit one for this model")
+
+
 def check_for_model(part: SetPart, config: Any, covered: list[int], longest: int | None) -> None:
     """config: transformers' of the model; covered: layers that a set must have; longest: tokens that the model, or its
     server, can have in a sequence."""
-    fitted, own = part.manifest.get("model") or {}, hash_of_config(config)
+    check_config(part, config)
     layers = config.get_text_config(decoder=True).num_hidden_layers
-    sha256, count = fitted.get("config_sha256"), fitted.get("num_layers")
+    count = (part.manifest.get("model") or {}).get("num_layers")
     missing = sorted(set(covered) - set(part.layers))
     surplus = [i for i in part.layers if i >= layers]
     kept = sum(part.windows)
     for is_wrong, text in (
-            (sha256 and own and sha256 != own,
-             f"the set is for another model: it was fitted on {fitted.get('id')!a}, whose config.json differs; fit one for this model"),
             (count and count != layers,
              f"the set is for a model of {count} layers, and this one has {layers}; fit one for this model"),
             (surplus, f"the set has layers {surplus}, and the model has {layers}; fit one for this model"),
