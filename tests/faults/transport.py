@@ -127,7 +127,7 @@ def documents():
         "size-negative": ("entries.0.total_size", -1), "twice": ("entries", lambda entries: entries * 2)}.items()})
     yield from served("zoo-manifest", PULL, ("zoo",), {name: in_manifest(*case) for name, case in {
         "path-parent": ("files.0.path", "../../escaped"), "path-absolute": ("files.0.path", "/tmp/escaped"),
-        "path-nul": ("files.0.path", "a\0b"), "path-empty": ("files.0.path", ""), "path-dot": ("files.0.path", "."),
+        "path-nul": ("files.0.path", "a\0b"), "path-long": ("files.0.path", "x" * 300), "path-deep": ("files.0.path", "/".join("x" * 3000)), "path-empty": ("files.0.path", ""), "path-dot": ("files.0.path", "."),
         "path-manifest": ("files.0.path", "manifest.json"), "path-hidden": ("files.0.path", ".bashrc"),
         "size-huge": ("files.0.size", 1 << 60), "size-negative": ("files.0.size", -1), "hash": ("files.0.sha256", "0" * 64),
         "twice": ("files", lambda files: [*files, files[0]]), "nested": ("files.1.path", "serve.env/x")}.items()})

@@ -69,6 +69,8 @@ class ListTest(ZooTest):
     def test_an_index_that_is_none_is_an_error_as_in_pull(self):
         (self.zoo / "index.json").write_text("{}")
         self.fail_with(1, "index.json", "zoo", "list", "--zoo", self.zoo)
+        (self.zoo / "index.json").write_text('{"schema": "oscar.zoo_index.v9", "entries": []}')
+        self.fail_with(1, "update oscar", "zoo", "list", "--zoo", self.zoo)
         self.fail_with(2, "", "zoo")
 
     def test_the_projects_own_zoo_is_sound(self):

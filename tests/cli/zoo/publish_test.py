@@ -2,6 +2,7 @@
 """`oscar publish` to a folder zoo, by one and by many processes: publish_test.py [PublishTest.test_…]"""
 import json
 import os
+import shutil
 import unittest
 
 from support import NAME, ZooTest, make_set, read_folder
@@ -22,12 +23,33 @@ class PublishTest(ZooTest):
         entry = self.index()["entries"][0]
         self.assertEqual(entry["total_size"], sum(map(len, files.values())))
         self.assertEqual(entry["summary"]["parts"]["rotations"]["bits"], {"key": 2, "value": 2})
+        self.assertEqual(entry["summary"]["verification"]["attention"], {"softmax_kl": 0.01})
+        self.assertNotIn("layers", entry["summary"]["verification"])
         self.assertRegex(entry["created"], r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")
+
+    def test_a_tag_keeps_its_content_unless_forced(self):
+        old, new = self.published(), make_set(self.folder / "new", 2)
+        publish = ("publish", "new", "--zoo", self.zoo, "--name")
+        self.fail_with(2, "another set under test/tiny:latest", *publish, NAME)
+        self.assertEqual(read_folder(self.zoo / NAME / "latest"), old)
+        self.succeed(*publish, f"{NAME}:second")
+        self.succeed(*publish, NAME, "--force")
+        self.assertEqual(read_folder(self.zoo / NAME / "latest"), new)
+        self.assertEqual([entry["forced"] for entry in self.index()["entries"]], [False, False])  # replaced, but accepted
+
+    def test_a_set_that_no_reader_may_have_needs_force_and_the_index_says_so(self):
+        publish = ("publish", "set", "--zoo", self.zoo, "--name", NAME)
+        for verdict, said in (("rejected", "rejected"), ("not_measured", "not_measured"), (None, "not verified")):
+            make_set(self.folder / "set", 1, verdict)
+            self.fail_with(1, ["for no reader", f"vllm {said}"], *publish)
+            self.assertFalse((self.zoo / "test").exists())
+            self.assertIn("published because of --force", self.succeed(*publish, "--force").stderr)
+            self.assertIs(self.index()["entries"][0]["forced"], True)
+            shutil.rmtree(self.zoo)
 
     def test_one_accepted_reader_is_enough(self):
         make_set(self.folder / "set", 1, "rejected")
         publish = ("publish", "set", "--zoo", self.zoo, "--name", NAME)
-        self.fail_with(1, ["for no reader", "vllm rejected"], *publish)
         path = self.folder / "set/manifest.json"
         manifest = json.loads(path.read_text())
         manifest["verification"]["readers"]["llamacpp"]["verdict"] = "accepted"
@@ -41,6 +63,10 @@ class PublishTest(ZooTest):
         done = self.succeed("publish", self.folder / "set-1", "--name", NAME, "--json", env={"OSCAR_ZOO": str(self.zoo)})
         self.assertIs(json.loads(done.stdout)["changed"], False)
         self.assertEqual(read_folder(self.zoo), before)
+        published = self.zoo / NAME / "latest"
+        (published / "serve.env").write_bytes(bytes(len((published / "serve.env").read_bytes())))
+        self.succeed("publish", self.folder / "set-1", "--name", NAME, "--zoo", self.zoo)  # repairs what is damaged there
+        self.same(read_folder(published), read_folder(self.folder / "set-1"))
 
     def test_refuses_a_damaged_set_and_leaves_the_zoo_alone(self):
         make_set(self.folder / "set", 1)
@@ -48,10 +74,17 @@ class PublishTest(ZooTest):
         self.fail_with(1, ["it was written", "serve.env"], "publish", "set", "--zoo", self.zoo, "--name", NAME)
         self.assertFalse(self.zoo.exists())
 
+    def test_a_broken_index_is_not_written_over(self):
+        make_set(self.folder / "set", 1)
+        self.zoo.mkdir()
+        (self.zoo / "index.json").write_text("{")
+        self.fail_with(1, "index.json", "publish", "set", "--zoo", self.zoo, "--name", NAME)
+        self.assertEqual((self.zoo / "index.json").read_text(), "{")
+
     def test_wrong_usage_is_told_apart(self):
         make_set(self.folder / "set", 1)
         self.fail_with(2, "ftp:// are not supported", "publish", "set", "--zoo", "ftp://host/zoo", "--name", NAME)
-        for arguments in (("--name", NAME), ("--zoo", "zoo"), ("--zoo", "zoo", "--name", "../x"), ("--zoo", "zoo", "--name", "x")):
+        for arguments in (("--name", NAME), ("--zoo", "zoo"), *(("--zoo", "zoo", "--name", name) for name in ("../x", "x", f"a/b@sha256:{'a' * 64}"))):
             self.fail_with(2, "error:", "publish", "set", *arguments)
         self.fail_with(1, "nothing-here", "publish", "nothing-here", "--zoo", "zoo", "--name", NAME)
 

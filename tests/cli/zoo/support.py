@@ -47,7 +47,8 @@ def make_set(folder, seed, verdict="accepted", keys_size=300_000):
     hashes["serve.env"] = hashlib.sha256(files["serve.env"]).hexdigest()
     manifest["files"] = [{"path": path, "sha256": hashes[path], "size": len(content)} for path, content in files.items()]
     of_readers = {name: {"part": part, "verdict": verdict} for name, part in manifest["readers"].items()}
-    manifest["verification"] = {"verdict": verdict, "readers": of_readers} if verdict else None
+    measured = {"attention": {"softmax_kl": 0.01}, "layers": [1, 2, 3]}
+    manifest["verification"] = {"verdict": verdict, "readers": of_readers, **measured} if verdict else None
     files["manifest.json"] = (json.dumps(manifest, indent=1) + "\n").encode()
     for path, content in files.items():
         (Path(folder) / path).parent.mkdir(parents=True, exist_ok=True)
@@ -95,6 +96,10 @@ class ZooTest(unittest.TestCase):
             self.assertIn(fragment, done.stderr)
         self.assert_nothing_written()
         return done
+
+    def same(self, here, there):
+        """Files by path: what differs is named, and not shown."""
+        self.assertEqual([path for path in {**here, **there} if here.get(path) != there.get(path)], [])
 
     def assert_nothing_written(self):
         """No set, whole or half, under any name, and no leftovers beside it."""

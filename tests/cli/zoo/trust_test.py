@@ -107,7 +107,7 @@ class TrustTest(ZooTest):
         subprocess.run(["openssl", "pkey", "-in", private, "-aes256", "-passout", "pass:x", "-out", locked], check=True)
         subprocess.run(["openssl", "genpkey", "-algorithm", "rsa", "-out", rsa], check=True, capture_output=True)
         make_set(self.folder / "set", 1)
-        for key in (public, locked, rsa, self.folder / "nothing"):
+        for key in (public, locked, rsa, self.folder / "nothing", "/dev/null"):
             self.fail_with(1, str(key), "publish", "set", "--zoo", self.zoo, "--name", NAME, "--sign", key)
             self.assertEqual([path for path in read_folder(self.zoo) if not path.startswith(".")], [])
 

@@ -2,9 +2,7 @@
 #include "sample_set.hpp"
 
 #include "base/atomic_file.hpp"
-#include "base/files.hpp"
 #include "base/sha256.hpp"
-#include "zoo/index.hpp"
 #include "zoo/set_manifest.hpp"
 
 namespace oscar::test {
@@ -15,28 +13,6 @@ std::map<std::string, std::string> payload(const std::string& seed) {
           {"tables/clip.json", "{}\n"},
           {"v_rotation_sst_r_h_pbr.pt", seed + std::string(3000, 'v')}};
 }
-
-class FakeTransport : public SerialTransport {
- public:
-  explicit FakeTransport(FakeZoo& zoo) : zoo_(zoo) {}
-
-  [[nodiscard]] std::string where(const std::string& path) const override { return "fake:" + path; }
-
- protected:
-  void get(const std::string& path, std::uint64_t, const Sink& sink) override {
-    zoo_.asked.push_back(path);
-    zoo_.before(path);
-    const auto found = zoo_.files.find(path);
-    if (found == zoo_.files.end()) throw NotFound("the server answered HTTP 404", path, "");
-    // In small pieces, so that limits are met in the middle of a file.
-    const auto bytes = std::as_bytes(std::span(found->second.data(), found->second.size()));
-    for (std::size_t i = 0; i < bytes.size(); i += 1000)
-      sink(bytes.subspan(i, std::min<std::size_t>(1000, bytes.size() - i)));
-  }
-
- private:
-  FakeZoo& zoo_;
-};
 
 }  // namespace
 
@@ -89,26 +65,6 @@ std::map<std::string, std::string> sample_set(const std::string& seed, const std
 
 void write_set(const fs::path& folder, const std::map<std::string, std::string>& files) {
   for (const auto& [path, content] : files) write_file(folder / path, content);
-}
-
-std::map<std::string, std::string> read_folder(const fs::path& folder) {
-  std::map<std::string, std::string> files;
-  for (const fs::path& path : list_files(folder)) files[path.string()] = read_text(folder / path);
-  return files;
-}
-
-void FakeZoo::add(const std::string& model, const std::string& tag, const std::map<std::string, std::string>& set) {
-  const SetManifest manifest = parse_set_manifest(set.at(kManifestName), "test");
-  const std::string path = model + "/" + tag;
-  ZooIndex index = files.contains(kIndexName) ? ZooIndex(files[kIndexName], "test") : ZooIndex();
-  index.put({model, tag, path, manifest.sha256, manifest.text.size(), manifest.total_size, Json::object(),
-             "2026-01-02T03:04:05Z", false});
-  files[kIndexName] = index.document().dump();
-  for (const auto& [name, content] : set) files[path + "/" + name] = content;
-}
-
-TransportFactory FakeZoo::factory() {
-  return [this](const StoreLocation&, const TransferOptions&) { return std::make_unique<FakeTransport>(*this); };
 }
 
 }  // namespace oscar::test
