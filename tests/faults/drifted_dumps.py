@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Dumps, and what --resume keeps, that have changed since they were written."""
+import shutil
+
 import numpy
 import torch
 
@@ -18,9 +20,9 @@ def chunk(kind, change, folder="dump", number=1):
     return plant
 
 
-def exchange(first, second):
+def exchange(first, second, folder="dump"):
     def plant(place):
-        one, two, aside = place / "dump" / first, place / "dump" / second, place / "aside"
+        one, two, aside = place / folder / first, place / folder / second, place / "aside"
         one.rename(aside)
         two.rename(one)
         aside.rename(two)
@@ -73,6 +75,8 @@ DUMP = {
     "seq-lens-other": chunk("seq_lens", lambda lens: torch.tensor([600, 600])),
     "cut": lambda place: edit.text_file(place / "dump/layer_1/k/1.pt", lambda raw: raw[:len(raw) // 2]),
     "grown": lambda place: edit.text_file(place / "dump/layer_1/k/1.pt", lambda raw: raw + bytes(4096)),
+    "chunk-more": lambda place: shutil.copy(place / "dump/layer_1/v/1.pt", place / "dump/layer_1/v/3.pt"),
+    "layer-more": lambda place: shutil.copytree(place / "dump/layer_1", place / "dump/layer_7"),
     "other-kind": another_kind,
     **{f"manifest-{name}": manifest(path, value) for name, (path, value) in {
         "tokens": ("layers.1.chunks.0.tokens", 900), "offset": ("layers.1.chunks.0.offsets.k", 449),
@@ -83,6 +87,15 @@ DUMP = {
         "chunk-number": ("layers.1.chunks.0.chunk", 2), "head-dim": ("model.head_dim", 64),
         "chunk-twice": ("layers.1.chunks", lambda chunks: [*chunks, chunks[0]])}.items()},
 }
+
+
+def in_format(suffix, folder):
+    """Files of a format whose tensors nothing above writes."""
+    keys = f"{folder}/layer_1/k/1.{suffix}"
+    return {f"{suffix}-layers": exchange(f"layer_0/q/1.{suffix}", f"layer_1/q/1.{suffix}", folder),
+            f"{suffix}-sides": exchange(f"layer_1/k/1.{suffix}", f"layer_1/v/1.{suffix}", folder),
+            f"{suffix}-cut": lambda place: edit.text_file(place / keys, lambda raw: raw[:-200]),
+            f"{suffix}-grown": lambda place: edit.text_file(place / keys, lambda raw: raw + bytes(70_000))}
 
 
 def served(kind, change):
@@ -102,6 +115,7 @@ SERVED = {
     "k-int": served("k", lambda rows: rows.to(torch.int32)),
     "lens-sum": served("seq_lens", lambda lens: lens + 5),
     "lens-zero": served("seq_lens", torch.zeros_like),
+    "lens-other": served("seq_lens", lambda lens: torch.tensor([150, 250], dtype=lens.dtype)),  # than in layer 0
     "lens-text": served("seq_lens", lambda lens: ["400"]),
     "missing": lambda place: (place / "served/layer_1/k/2.pt").unlink(),
     "gap": lambda place: [(place / f"served/layer_1/{kind}/2.pt").unlink() for kind in KINDS],
@@ -153,6 +167,8 @@ def faults():
             # A dump that says it is of another model speaks against the set; one that is damaged does not.
             yield Fault(f"drift/dump/{name}/verify", verify, ("dump", "set"), plant,
                         exits=(1, 3) if name.startswith("manifest-") else (1,))
+    for suffix, folder in (("h5", "dump_h5"), ("safetensors", "dump_st")):
+        yield from table("drift/dump", ("fit", "--dump", folder, *RECIPE), (folder,), in_format(suffix, folder))
     yield from table("drift/served", ("fit", "--dump", "served", *RECIPE), ("served",), SERVED)
     yield from table("drift/resume", ("fit", "--model", "model", "--tokens", "tokens.npy", "--sequences", "8", "--seq-len", "1024",
                                       "--recipe", "oscar", "--clip", "0.96,0.92", "--resume", "--out", "out"),

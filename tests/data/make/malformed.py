@@ -41,6 +41,5 @@ folder.mkdir(parents=True, exist_ok=True)
 (folder / "forbidden_global.pt").write_bytes(saved({"format_version": 1, "x": Evil()}))
 # shape (2, 3): BININT1 2, BININT1 3, TUPLE2 becomes (200, 3)
 (folder / "oversized_view.pt").write_bytes(patched(saved(torch.zeros(2, 3)), b"K\x02K\x03\x86", b"K\xc8K\x03\x86"))
-(folder / "quantised.pt").write_bytes(saved(torch.quantize_per_tensor(torch.zeros(4), 0.1, 3, torch.quint8)))
 # A view that repeats one element a thousand million times
 (folder / "repeated_element.pt").write_bytes(saved(torch.zeros(1).expand(1_000_000_000)))

@@ -2,10 +2,6 @@
 #include "model/tokenizer/tokens.hpp"
 
 #include <doctest/doctest.h>
-#include <sys/stat.h>
-
-#include <fstream>
-#include <thread>
 
 #include "base/atomic_file.hpp"
 #include "base/files.hpp"
@@ -201,28 +197,6 @@ TEST_CASE("lists in .json and conversations are documents, too") {
   CHECK_ERROR(read("{\"text\": \"one\"}"), DataError, "not a list of documents");
   CHECK_ERROR(read("[\"one\", {\"conversations\": [{\"value\": \"s\"}]}]"), DataError, "t.json, document 2");
   CHECK_ERROR(read("[{\"txt\": 1}]"), DataError, "has no \"text\"");
-}
-
-TEST_CASE("a pipe has text and token ids, and is refused where none is expected") {
-  const test::TemporaryFolder folder;
-  const fs::path pipe = folder / "pipe";
-  REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
-  const auto piped = [&](const std::string& content, const auto& read) {
-    std::thread writer([&] { std::ofstream(pipe) << content; });
-    const Sequences sequences = read();
-    writer.join();
-    return sequences;
-  };
-  const fs::path model = test::data("qwen3-2m");
-  write_file(folder / "t.txt", "The secret code");
-  CHECK(piped("The secret code", [&] { return read_texts(model, {pipe}, kNoLimit); }) ==
-        read_texts(model, {folder / "t.txt"}, kNoLimit));
-  CHECK(piped("[1, 2]\n[3]", [&] { return read_tokens(pipe, kNoLimit, Pipes::kRead); }) == Sequences{{1, 2}, {3}});
-  fs::rename(pipe, folder / "pipe.jsonl");
-  CHECK_ERROR((void)read_tokens(folder / "pipe.jsonl", kNoLimit), DataError, "is a pipe, not a file");
-  CHECK_ERROR((void)read_json(folder / "pipe.jsonl"), DataError, "is a pipe, not a file");
-  CHECK_ERROR((void)regular_file_size(folder / "pipe.jsonl"), DataError, "is a pipe, not a file");
-  CHECK_ERROR((void)MappedFile("/dev/zero"), DataError, "is a device, not a file");
 }
 
 }  // namespace oscar

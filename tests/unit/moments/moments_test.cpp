@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <random>
 #include <tuple>
@@ -43,14 +42,6 @@ std::vector<test::MemoryChunk> random_chunks(std::int64_t tokens, int chunks, in
   std::vector<test::MemoryChunk> out;
   for (int i = 0; i < chunks; ++i) out.push_back({make(heads), make(kv_heads), make(kv_heads), {{0, tokens}}});
   return out;
-}
-
-/// Tokens [begin, end).
-Tensor rows_of(const Tensor& rows, std::int64_t begin, std::int64_t end) {
-  Tensor part(rows.dtype, {end - begin, rows.shape[1], rows.shape[2]});
-  const std::size_t token = part.data.size() / static_cast<std::size_t>(end - begin);
-  std::memcpy(part.data.data(), rows.data.data() + static_cast<std::size_t>(begin) * token, part.data.size());
-  return part;
 }
 
 constexpr std::int64_t kChunkTokens = 1500, kChunkBytes = kChunkTokens * 4 * 2 * (2 + 1 + 1);

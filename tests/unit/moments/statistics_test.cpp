@@ -143,34 +143,6 @@ TEST_CASE("statistics that do not belong together are refused, with both names")
   refused("data that it does not list", [](Statistics& s) { s.layers[0].first_data = {7}; });
 }
 
-TEST_CASE("a flipped bit in any tensor of a file of statistics is an error that names it") {
-  const test::TemporaryFolder folder;
-  const fs::path path = folder / "s";
-  write_statistics(path, statistics());
-  const std::string whole = read_text(path);
-  (void)read_statistics({path});
-  std::vector<std::pair<std::string, std::uint64_t>> places;
-  {
-    const SafetensorsFile file(path);
-    for (const auto& [name, tensor] : file.tensors()) places.emplace_back(name, file.locate(name).offset);
-  }
-  CHECK(places.size() == 10);
-  for (const auto& [name, offset] : places) {
-    for (const int bit : {0, 3}) {
-      std::string damaged = whole;
-      damaged[offset] = static_cast<char>(damaged[offset] ^ (1 << bit));
-      write_file(path, damaged);
-      CHECK_ERROR((void)read_statistics({path}), DataError, "tensor " + name + " changed after it was written");
-    }
-  }
-  std::string damaged = whole;
-  const std::size_t tokens = damaged.find("tokens\\\":10");
-  REQUIRE(tokens != std::string::npos);
-  damaged[tokens + 10] = '3';
-  write_file(path, damaged);
-  CHECK_ERROR((void)read_statistics({path}), DataError, "the metadata changed after it was written");
-}
-
 TEST_CASE("what is no sum over rows is refused, with and without checksums") {
   const test::TemporaryFolder folder;
   const fs::path path = folder / "s";

@@ -72,18 +72,9 @@ TEST_CASE("damaged archives are errors, at whatever byte they end") {
   CHECK_ERROR(read_pt(folder / "none.pt"), DataError, "no such file");
 }
 
-TEST_CASE("a pickle with a forbidden global is refused by name and runs nothing") {
-  // torch.save of an object whose __reduce__ calls os.system("touch …").
-  CHECK_ERROR(read_pt(test::data("malformed/forbidden_global.pt")), DataError, "forbidden global \"posix.system\"");
-}
-
 TEST_CASE("a tensor that claims more elements than its record holds is refused") {
   CHECK_ERROR(read_pt(test::data("malformed/oversized_view.pt")), DataError, "larger than its record");
   CHECK_ERROR(read_pt(test::data("malformed/repeated_element.pt")), DataError, "more elements than the archive");
-}
-
-TEST_CASE("a quantised tensor is refused by name") {
-  CHECK_ERROR(read_pt(test::data("malformed/quantised.pt")), DataError, "torch._utils._rebuild_qtensor");
 }
 
 }  // namespace oscar
