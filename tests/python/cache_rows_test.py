@@ -5,7 +5,6 @@ On the CPU by the operators there; on a GPU by the kernels if OSCAR_TEST_DEVICE=
 """
 import dataclasses
 import itertools
-import os
 import sys
 import unittest
 
@@ -14,6 +13,7 @@ try:
     import oscar_kv
     import torch
     import transformers
+    from on_device import DEVICE
     from oscar_kv import Int2Codec, packed_cache, packed_layer
     from oscar_kv.cache_rows import DecodeClock, LayerRows
     from sample_sets import GOLDEN, MODEL, sample_set
@@ -21,8 +21,6 @@ except ImportError as missing:
     print(f"skipped: {missing}; run scripts/setup.sh --tests")
     sys.exit(77)
 
-DEVICE = os.environ.get("OSCAR_TEST_DEVICE", "cpu")
-torch.set_num_threads(1)
 SINK, RECENT = 4, 8
 
 
@@ -288,7 +286,4 @@ class RowsTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    if DEVICE == "cuda" and not torch.cuda.is_available():
-        print("skipped: needs an NVIDIA GPU")
-        sys.exit(77)
     unittest.main()

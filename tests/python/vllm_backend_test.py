@@ -6,7 +6,6 @@ vLLM is a fake with the classes of 0.32 that the backend uses; vllm_server_test.
 OSCAR_TEST_DEVICE=cuda, exit status 77 if there is none.
 """
 import contextlib
-import os
 import sys
 import types
 import unittest
@@ -17,13 +16,12 @@ try:
     import oscar_kv
     import torch
     import vllm_fakes
+    from on_device import DEVICE
     from oscar_kv import chunk_attention, packed_layer
 except ImportError as missing:
     print(f"skipped: {missing}; run scripts/setup.sh --tests")
     sys.exit(77)
 
-DEVICE = os.environ.get("OSCAR_TEST_DEVICE", "cpu")
-torch.set_num_threads(1)
 BLOCK, SINK, RECENT, HEADS, KV_HEADS, DIM = 16, 20, 9, 6, 2, 64
 SCALE = 0.2
 NAME = "model.layers.3.self_attn.attn"
@@ -403,7 +401,4 @@ class BackendTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    if DEVICE == "cuda" and not torch.cuda.is_available():
-        print("skipped: needs an NVIDIA GPU")
-        sys.exit(77)
     unittest.main()

@@ -3,7 +3,6 @@
 
 On a GPU if OSCAR_TEST_DEVICE=cuda, exit status 77 if there is none.
 """
-import os
 import random
 import sys
 import unittest
@@ -11,13 +10,12 @@ import unittest
 try:
     import torch
     import oscar_kv
+    from on_device import DEVICE
     from oscar_kv.window_blocks import MOST_NEW, DecodeTables, WindowBlocks, WindowStep
 except ImportError as missing:
     print(f"skipped: {missing}; run scripts/setup.sh --tests")
     sys.exit(77)
 
-DEVICE = os.environ.get("OSCAR_TEST_DEVICE", "cpu")
-torch.set_num_threads(1)
 PACKED = 1000000  # added to a token's number where a copy was restored from packed rows
 
 
@@ -199,8 +197,5 @@ class WindowsTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    if DEVICE == "cuda" and not torch.cuda.is_available():
-        print("skipped: needs an NVIDIA GPU")
-        sys.exit(77)
     torch.set_default_device(DEVICE)
     unittest.main()

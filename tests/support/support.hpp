@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/errors.hpp"
+#include "base/status.hpp"
 
 namespace oscar::test {
 
@@ -38,6 +39,13 @@ class TemporaryFolder {
 /// Folders with a dump, and what the published fitter and an independent numpy implementation make of it: one layer,
 /// which is among the fixtures, and all layers where this machine has the reference data.
 [[nodiscard]] std::vector<std::filesystem::path> published_fits();
+
+/// Keeps what it is told, a line each.
+struct HeardStatus : Status {
+  std::string text;
+  void notice(const std::string& line) override { text += line + "\n"; }
+  void warning(const std::string& line) override { text += line + "\n"; }
+};
 
 /// Prints why, and makes the case count as skipped.
 void skip_case(const std::string& reason);

@@ -13,12 +13,6 @@
 namespace oscar {
 namespace {
 
-/// Collects what it is told.
-struct Notes : Status {
-  std::string text;
-  void notice(const std::string& line) override { text += line + "\n"; }
-};
-
 Tensor ramp(std::int64_t tokens, int heads, int dim) {
   Tensor tensor(DType::kF32, {tokens, heads, dim});
   float value = 0;
@@ -45,7 +39,7 @@ std::vector<std::int64_t> chunk_tokens(LayerStream& layer) {
 }
 
 void open_and_read(const fs::path& folder) {
-  Notes notes;
+  test::HeardStatus notes;
   const auto source = open_dump(folder, {}, notes);
   for (const int id : source->layer_ids()) chunk_tokens(*source->open(id));
 }
@@ -77,7 +71,7 @@ TEST_CASE("the published layout: sparse layers, chunks in numerical order, a tin
     write_chunk(folder / ("layer_" + std::to_string(layer)), 2, {20, 12});
     write_chunk(folder / ("layer_" + std::to_string(layer)), 10, {30});
   }
-  Notes notes;
+  test::HeardStatus notes;
 
   const auto source = open_dump(folder.path(), {}, notes);
   const auto layer = source->open(11);
@@ -104,7 +98,7 @@ TEST_CASE("a chunk 0 that is not tiny, or the only one, is kept") {
   write_chunk(folder / "layer_0", 1, {5});
   const test::TemporaryFolder another;
   write_chunk(another / "layer_1", 0, {2});
-  Notes notes;
+  test::HeardStatus notes;
   CHECK(chunk_tokens(*open_dump(folder.path(), {}, notes)->open(0)) == std::vector<std::int64_t>{17, 5});
   CHECK(chunk_tokens(*open_dump(another.path(), {}, notes)->open(1)) == std::vector<std::int64_t>{2});
   CHECK(notes.text.empty());
@@ -115,7 +109,7 @@ TEST_CASE("limits cut tokens, sequences and layers, and change the data's finger
   write_chunk(folder / "layer_0", 1, {10, 10});
   write_chunk(folder / "layer_0", 2, {10});
   write_chunk(folder / "layer_1", 1, {10});
-  Notes notes;
+  test::HeardStatus notes;
   const auto tokens_at = [&](SourceLimits limits) {
     return chunk_tokens(*open_dump(folder.path(), limits, notes)->open(0));
   };
@@ -132,7 +126,7 @@ TEST_CASE("missing sequence lengths make a chunk one sequence, with a notice") {
   const test::TemporaryFolder folder;
   write_chunk(folder / "layer_0", 1, {10, 10});
   fs::remove_all(folder / "layer_0/seq_lens");
-  Notes notes;
+  test::HeardStatus notes;
   const auto source = open_dump(folder.path(), {}, notes);
   (void)source->open(0);
   CHECK(source->calibration().sequences == 1);

@@ -16,12 +16,6 @@ namespace {
 
 constexpr Windows kWindows{16, 32};
 
-/// Collects warnings.
-struct Warnings : Status {
-  std::string text;
-  void warning(const std::string& line) override { text += line + "\n"; }
-};
-
 }  // namespace
 
 TEST_CASE("the sample is fixed by its seed, stays behind the windows and within its budget") {
@@ -159,7 +153,7 @@ TEST_CASE("a joined sample has sequences of all parts in turns, and keeps to the
 TEST_CASE("a fit without sequences longer than the windows takes the published constants and says so") {
   test::MemorySource source({{0, test::synthetic_layer({.tokens = 40})}});
   const auto backend = test::make_test_backend();
-  Warnings warnings;
+  test::HeardStatus warnings;
   FitOptions options;
   options.recipe = "oscar", options.windows = kWindows;
 

@@ -184,11 +184,7 @@ TEST_CASE("one walk makes the parts that fits of their own make, with one model,
 }
 
 TEST_CASE("where the mean key has most of the energy, readers without means are told, and the set says how much") {
-  struct Notices : Status {
-    std::string text;
-    void notice(const std::string& line) override { text += line + "\n"; }
-  };
-  const auto fit_with_offset = [](float offset, Notices& notices) {
+  const auto fit_with_offset = [](float offset, Status& notices) {
     std::map<int, std::vector<test::MemoryChunk>> layers;
     for (const int id : {3, 7}) {
       layers[id] = test::synthetic_layer({.seed = static_cast<std::uint64_t>(id)});
@@ -200,7 +196,7 @@ TEST_CASE("where the mean key has most of the energy, readers without means are 
     options.readers = {"sglang-v1", "llamacpp"}, options.windows = {16, 32};
     return test::fit_rotations_of(source, options, *test::make_test_backend(), notices);
   };
-  Notices high, low;
+  test::HeardStatus high, low;
   const RotationPart part = fit_with_offset(2, high);
   CHECK(part.recipe["mean_key"]["layer_id"] == 7);
   CHECK(part.recipe["mean_key"]["share_of_energy"] > 0.9);
@@ -211,10 +207,7 @@ TEST_CASE("where the mean key has most of the energy, readers without means are 
 }
 
 TEST_CASE("heads that the coded cache does not take get rotations, with one line, and are refused where it is named") {
-  struct Notices : Status {
-    std::string text;
-    void notice(const std::string& line) override { text += line + "\n"; }
-  } notices;
+  test::HeardStatus notices;
   test::MemorySource source({{3, test::synthetic_layer({.head_dim = 12})}});
   const auto backend = test::make_test_backend();
   FitOptions options;

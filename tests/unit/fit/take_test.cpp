@@ -72,10 +72,7 @@ TEST_CASE("what is taken has the same bytes through files that are kept as in me
 }
 
 TEST_CASE("what observers save fits rotations, and asks for rows where the coded cache is wanted") {
-  struct Notices : Status {
-    std::string text;
-    void notice(const std::string& line) override { text += line + "\n"; }
-  } notices;
+  test::HeardStatus notices;
   const auto backend = test::make_test_backend();
   test::MemorySource source = make_source();
   FitOptions options{.recipe = "oscar", .windows = {16, 32}};
