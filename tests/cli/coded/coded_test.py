@@ -2,7 +2,6 @@
 """The coded cache from fit to verdict, on the sample model and its text: coded_test.py. Each figure is held to one of a
 method of more bits in the same report, with room for the last bits of another processor."""
 import json
-import shutil
 import tempfile
 import unittest
 from pathlib import Path
@@ -79,28 +78,14 @@ class CodedTest(unittest.TestCase):
         kld = {name: method["model"]["kld_mean"] for name, method in methods.items()}
         self.assertLess(kld["coded"], kld["int3"], kld)
 
-    def test_the_same_bytes_whatever_the_threads(self):
-        self.take("--threads", "1", "--save-stats", self.folder / "by-one")
-        self.assertEqual((self.folder / "by-one").read_bytes(), self.taken.read_bytes())
-        for threads in ("1", "2"):
-            self.fit(self.folder / f"set-{threads}", "--threads", threads)
-        self.assertEqual(*((self.folder / f"set-{threads}/coded.safetensors").read_bytes() for threads in ("1", "2")))
-
     def test_mistakes_are_named(self):
         out = self.folder / "never"
         for options, words in (
-                (["--bits", "0.5"], "0.5 bits a value are outside 1.25 to 4"),
-                (["--bits", "9"], "9 bits a value are outside"),
-                (["--scope", "rack"], "model, layer or head"),
-                (["--for", "sglang-v1"], "sglang-v1 cannot read the coded cache"),
-                (["--context", "-1"], "--context"), (["--context", "4096"], "the model reads 2048 tokens at most"),
-                (["--clip", "off"], "recipe coded does not take this option")):
+                (["--context", "-1"], "--context"), (["--context", "4096"], "the model reads 2048 tokens at most")):
             self.assertIn(words, self.take("--out", out, *options, status=2))
             self.assertFalse(out.exists())
         self.assertIn("a dump's keys are taken at the positions where they are",
                       oscar("fit", "--recipe", "coded", "--dump", DATA, "--context", "99", "--out", out, status=2))
-        self.assertIn("only the coded cache spends bits",
-                      oscar("fit", "--recipe", "oscar", "--bits", "2", "--model", MODEL, "--out", out, status=2))
         self.assertIn("what errors cost", oscar("fit", "--recipe", "coded", "--model", MODEL, *TEXTS[:-1], "340", "--out", out,
                                                 status=1))
 
@@ -108,26 +93,6 @@ class CodedTest(unittest.TestCase):
         for command, words in ((["serve-env", self.set], "the set has no part for sglang"),
                                (["convert", self.set, self.folder / "x.h5"], "the coded cache has no rotations")):
             self.assertIn(words, oscar(*command, status=1))
-
-    def test_it_is_shared_through_a_zoo(self):
-        zoo, pulled, rotations = self.folder / "zoo", self.folder / "pulled", self.folder / "of-the-model"
-        self.fit(rotations)
-        self.methods(rotations, "none")
-        oscar("publish", rotations, "--zoo", zoo, "--name", "me/coded")
-        listed = oscar("zoo", "list", "--zoo", zoo)
-        self.assertIn("me/coded", listed)
-        oscar("pull", "me/coded", "--zoo", zoo, "--out", pulled)
-        for name in ("manifest.json", "coded.safetensors"):
-            self.assertEqual((pulled / name).read_bytes(), (rotations / name).read_bytes())
-
-    def test_a_changed_set_is_rejected(self):
-        changed = self.folder / "changed"
-        shutil.copytree(self.set, changed)
-        tensors = changed / "coded.safetensors"
-        raw = bytearray(tensors.read_bytes())
-        raw[-5] ^= 1
-        tensors.write_bytes(raw)
-        self.assertIn("coded.safetensors was changed after it was written", oscar("verify", changed, "--no-record", status=3))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: MIT
 """`oscar pull` and `publish` of hf:// addresses, against the Hugging Face Hub's API on localhost; the hub's own client
 checks that the API is the real one: hub_test.py [HubTest.test_…]. Run by the project's virtual environment."""
-import io
 import json
 import os
 import unittest
-import zipfile
 from pathlib import Path
 
 from peers import Hub, Serving, WritableHub, pinned
@@ -152,13 +150,8 @@ class HubTest(ZooTest):
             self.refused(hub, f"hf://{REPOSITORY}/{FOLDER}", "no rotation files")
             hub.entry = lambda name: {**entry(name), "size": 10 << 30}
             self.refused(hub, f"hf://{REPOSITORY}/{FOLDER}", "--max-size")
-        bomb = io.BytesIO()
-        with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:  # 200 kB that become 200 MB
-            archive.writestr("archive/data.pkl", b"\x80\x02" + bytes(200_000_000))
-            archive.writestr("archive/version", b"3\n")
-        for content, message in ((b"<html>" * 1000, "archive"), (bomb.getvalue(), "compressed")):
-            with Hub(REPOSITORY, {f"{FOLDER}/{name}": content for name in (KEYS, VALUES)}) as hub:
-                self.refused(hub, f"hf://{REPOSITORY}/{FOLDER}", message)
+        with Hub(REPOSITORY, {f"{FOLDER}/{name}": b"<html>" * 1000 for name in (KEYS, VALUES)}) as hub:
+            self.refused(hub, f"hf://{REPOSITORY}/{FOLDER}", "archive")
 
     def test_small_files_are_checked_by_gits_hash(self):
         files = self.zoo_of_pickles()
