@@ -29,9 +29,6 @@ class RemoteCase(ZooTest):
         self.succeed("fit", "-q", "--out", out, *arguments, **more)
         return read_folder(self.folder / out)
 
-    def same(self, here, there):
-        self.assertEqual([path for path in {**here, **there} if here.get(path) != there.get(path)], [])
-
     def serving(self, folder, **options):
         files = {f"{Path(folder).name}/{path}": content for path, content in read_folder(folder).items()}
         return FileServer(files, **options)

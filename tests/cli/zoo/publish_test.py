@@ -66,7 +66,7 @@ class PublishTest(ZooTest):
         published = self.zoo / NAME / "latest"
         (published / "serve.env").write_bytes(bytes(len((published / "serve.env").read_bytes())))
         self.succeed("publish", self.folder / "set-1", "--name", NAME, "--zoo", self.zoo)  # repairs what is damaged there
-        self.assertEqual(read_folder(published), read_folder(self.folder / "set-1"))
+        self.same(read_folder(published), read_folder(self.folder / "set-1"))
 
     def test_refuses_a_damaged_set_and_leaves_the_zoo_alone(self):
         make_set(self.folder / "set", 1)

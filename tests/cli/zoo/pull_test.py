@@ -27,7 +27,7 @@ class PullTest(ZooTest):
 
     def pulled(self, url, *more, **options):
         done = self.succeed("pull", NAME, "--zoo", url, *more, **options)
-        self.assertEqual(read_folder(done.stdout.strip()), read_folder(self.zoo / NAME / "latest"))
+        self.same(read_folder(done.stdout.strip()), read_folder(self.zoo / NAME / "latest"))
         return done
 
     def test_over_http_gives_back_bit_identical_files(self):
@@ -102,6 +102,10 @@ class PullTest(ZooTest):
             done = self.run_oscar("pull", NAME, "--zoo", url, *QUICK)
             self.assertIn("HTTP 503 (tried 2 times)", done.stderr)
         self.assertEqual(server.count("index.json"), 2)
+        begun = time.monotonic()
+        with self.serving({"index.json": [peers.status(503, Retry_After="2")]}) as url:
+            self.pulled(url)
+        self.assertGreater(time.monotonic() - begun, 2)  # as the server asks; by itself pull waits half a second
 
     def test_what_a_server_gets_wrong_is_refused(self):
         """An error, and nothing written. More of them, with --out: tests/faults/transport.py."""

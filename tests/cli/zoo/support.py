@@ -97,6 +97,10 @@ class ZooTest(unittest.TestCase):
         self.assert_nothing_written()
         return done
 
+    def same(self, here, there):
+        """Files by path: what differs is named, and not shown."""
+        self.assertEqual([path for path in {**here, **there} if here.get(path) != there.get(path)], [])
+
     def assert_nothing_written(self):
         """No set, whole or half, under any name, and no leftovers beside it."""
         self.assertFalse(self.out.exists())
