@@ -121,7 +121,6 @@ void run(VerifyCommand& c, Context& context) {
   inputs.source = source.get();
   inputs.runner = runner.get();
   VerifyReport report;
-  report.set = {{"path", ""}, {"format", "none"}};
   if (!c.set.empty()) report = verify_set(c.set, inputs, c.options, *backend, *context.status);
   if (!c.stock.empty()) plan_stock_caches(report, c.stock, inputs, c.options, *backend, *context.status);
   const Json document = to_json(report);

@@ -48,7 +48,7 @@ onload = () => {
     stock: [...page.document.querySelectorAll("#stock tbody tr")].map((row) => [...row.cells].map((cell) => cell.textContent)),
     clips: page.document.querySelectorAll("#clips tbody tr").length,
     readers: [...page.document.querySelectorAll("#readers tbody tr")].map((row) => [...row.cells].slice(0, 2).map((cell) => cell.textContent)),
-    raw: [...page.document.querySelectorAll("th, td:first-child")].filter((cell) => /[a-z0-9]_[a-z]/.test(cell.textContent) && !cell.closest("#methods, #descriptions")).map((cell) => cell.textContent),
+    raw: [...page.document.querySelectorAll("th, td:first-child")].filter((cell) => /[a-z0-9]_[a-z]/.test(cell.textContent) && !cell.closest("#methods, #stock, #descriptions")).map((cell) => cell.textContent),
   });
 };
 </script></body>"""
@@ -157,8 +157,8 @@ class ReportTest(unittest.TestCase):
         self.assertEqual(console, [])
         self.assertLessEqual(found["width"], 375)
         self.assertEqual((found["plots"], found["raw"], found["cut_off"]), (2, [], 0))
-        self.assertEqual(found["title"], "oscar verify: stock caches")
-        self.assertEqual([row[0].split("FP8")[0].split("llama")[0].split("NVFP4")[0] for row in found["stock"]], ["fp8", "q4 0", "nvfp4"])
+        self.assertEqual(found["title"], "oscar verify: qwen3-2m")
+        self.assertEqual([row[0] for row in found["stock"]], ["fp8", "q4_0", "nvfp4"])
         self.assertEqual([row[2] for row in found["stock"][:2]], ["nothing", "keys"])
         self.assertEqual(found["stock"][1][-1], "--cache-type-k f16 --cache-type-v q4_0")
         self.assertRegex(found["stock"][2][-1], r"^--kv-cache-dtype nvfp4 --kv-cache-dtype-skip-layers \d")

@@ -44,7 +44,6 @@ std::vector<StockPlan> plans(ModelRunner& runner, const std::vector<TokenSequenc
   VerifyOptions options;
   options.thresholds.max_kld = limit;
   VerifyReport report;
-  report.set = {{"path", ""}, {"format", "none"}};
   plan_stock_caches(report, std::move(names), inputs, options, *Sample::get().backend, Sample::get().status);
   validate_json(to_json(report), "oscar.verify_report.v1", "report");
   return report.stock;
