@@ -21,6 +21,7 @@
 #include "options.hpp"
 #include "verify/report/html_report.hpp"
 #include "verify/report/report.hpp"
+#include "verify/stock_caches.hpp"
 #include "zoo/index.hpp"
 
 namespace oscar {
@@ -28,6 +29,7 @@ namespace {
 
 struct VerifyCommand {
   std::vector<std::filesystem::path> stats;
+  std::vector<std::string> stock;
   std::filesystem::path set, dump, report;
   AnswerFiles needles{"--needle"}, quotes{"--quote"};
   ModelInput input;
@@ -39,6 +41,9 @@ struct VerifyCommand {
 bool has_text(const VerifyCommand& c) { return !c.input.tokens.empty() || !c.input.texts.empty(); }
 
 void check_usage(const CLI::App& app, const VerifyCommand& c) {
+  if (c.set.empty() && c.stock.empty()) {
+    throw UsageError("SET is required", "SET", "name a set, or give --stock to look at the caches of engines alone");
+  }
   const bool has_probes = c.needles.given() || c.quotes.given();
   if ((has_text(c) || has_probes) && c.input.model.empty()) {
     throw UsageError("--text, --tokens, --needle and --quote need a model to run", "--model",
@@ -118,7 +123,9 @@ void run(VerifyCommand& c, Context& context) {
   }
   inputs.source = source.get();
   inputs.runner = runner.get();
-  const VerifyReport report = verify_set(c.set, inputs, c.options, *backend, *context.status);
+  VerifyReport report;
+  if (!c.set.empty()) report = verify_set(c.set, inputs, c.options, *backend, *context.status);
+  if (!c.stock.empty()) plan_stock_caches(report, c.stock, inputs, c.options, *backend, *context.status);
   const Json document = to_json(report);
   validate_json(document, "oscar.verify_report.v1", "the report");
   if (!context.common.json_to_stdout) {
@@ -135,8 +142,8 @@ void run(VerifyCommand& c, Context& context) {
 }
 
 void add_inputs(CLI::App& command, VerifyCommand& c) {
-  command.add_option("SET", c.set, "A set, a folder with k_rotation*.pt and v_rotation*.pt, or one .pt file")
-      ->required();
+  command.add_option("SET", c.set,
+                     "A set, a folder with k_rotation*.pt and v_rotation*.pt, or one .pt file; --stock needs none");
   command.add_option("--dump", c.dump, "Measure attention on this dump")->type_name("DIR")->group("Input");
   command.add_option("--stats", c.stats, "Hold the set against sums that fit --save-stats, or a server, saved")
       ->type_name("FILE")
@@ -154,12 +161,18 @@ void add_inputs(CLI::App& command, VerifyCommand& c) {
 void add_settings(CLI::App& command, VerifyCommand& c) {
   VerifyOptions& options = c.options;
   const char *const shown = "Verify", *const more = "More about what is measured";
-  const auto add = [&](const char* group, const char* name, auto& value, const char* help) {
+  const auto add = [&](const char* group, const char* name, auto& value, const std::string& help) {
     return command.add_option(name, value, help)->group(group);
   };
   add(shown, "--compare", options.compare, "Methods to set beside it: names (see below), all, or none")
       ->delimiter(',')
       ->capture_default_str();
+  add(shown, "--stock", c.stock,
+      "Plan caches that engines ship, names (see below) or all: which layers or side to leave in bfloat16, as their "
+      "options, for a mean KL of --max-kld [" +
+          fmt::format("{}", kStockKld) + "]")
+      ->delimiter(',')
+      ->type_name("LIST");
   add(shown, "--windows", c.windows, "common: the set's for every method; own: those that a method's authors use")
       ->check(CLI::IsMember({"common", "own"}))
       ->capture_default_str();
@@ -214,10 +227,12 @@ void register_verify(CLI::App& app, Context& context) {
   CLI::App* command =
       app.add_subcommand("verify", "Check a set and measure what it does, beside other methods, for each server");
   command->footer(
-      "Methods:\n" + wrapped(joined(peers(), ", ", &Peer::name), 108) +
+      "Methods:\n" + wrapped(joined(peers(), ", ", &Peer::name), 108) + "\nOf these engines ship:\n" +
+      wrapped(joined(stock_caches()), 108) +
       "\n\nExamples:\n"
       "  oscar verify set --model Qwen3-8B --text held_out.txt --compare naive,hadamard --report report.html\n"
-      "  oscar verify k_rotation.pt --dump dump");
+      "  oscar verify k_rotation.pt --dump dump\n"
+      "  oscar verify --stock fp8,q8_0_rot --model Qwen3-8B --text text.txt");
   auto options = std::make_shared<VerifyCommand>();
   add_inputs(*command, *options);
   add_settings(*command, *options);

@@ -30,6 +30,9 @@ struct Peer {
   SideMethod key = {}, value = {};
   /// Its authors quantise keys before RoPE.
   bool before_rope = false;
+  /// What engines that ship it as a cache of their own call it: vLLM's --kv-cache-dtype, llama.cpp's --cache-type-k and
+  /// --cache-type-v; empty where none does.
+  std::string vllm = {}, llama_cpp = {};
 };
 
 /// Returns all of them, in the order of reports: bf16, naive, hadamard, …

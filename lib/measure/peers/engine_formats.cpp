@@ -8,6 +8,9 @@
 //     _rot: as since April 2026, where 64 divides head_dim: keys times a Hadamard of the largest power of two that
 //     does, values times blocks of 64.
 //   fp8:   e4m3(x), the engines' default scale of 1
+//   fp8_scaled: s e4m3(x / s), s = max |x| / 448 of a layer's keys or values: here of the history
+//   fp8_per_token_head, int8_per_token_head: the same with s of each row, and round(x / s), ties away from 0, of
+//     max |x| / 127
 //   nvfp4: blocks of 16: s = e4m3(max |x| / (6 g)), x^ = s g e2m1(x / (s g)); g fp32, of the layer: here of the
 //     history, such that the largest s is 448
 #include <cmath>
@@ -63,6 +66,16 @@ void fp8(std::span<float> row) {
   for (float& x : row) x = round_to_e4m3(x);
 }
 
+void scaled_fp8(std::span<float> values) {
+  const float scale = largest_magnitude(values) / kLargestE4M3;
+  for (float& x : values) x = scale == 0 ? 0 : round_to_e4m3(x / scale) * scale;
+}
+
+void int8(std::span<float> row) {
+  const float scale = largest_magnitude(row) / 127;
+  for (float& x : row) x = scale == 0 ? 0 : std::round(x / scale) * scale;
+}
+
 void nvfp4(const History& history) {
   const float global = largest_magnitude(history.rows) / (kLargestE2M1 * kLargestE4M3);
   if (global == 0) return;
@@ -79,19 +92,30 @@ std::vector<Peer> engine_formats() {
                              .description = "TurboQuant as in vLLM, every layer quantised: 3-bit keys and values",
                              .key = turboquant_keys(3),
                              .value = affine_by_token({.levels = 8, .rounding = Rounding::kUp}, 0)}};
-  const auto add = [&](const std::string& name, const std::string& description, SideMethod key, SideMethod value) {
-    formats.push_back({.name = name, .description = description, .key = std::move(key), .value = std::move(value)});
+  const auto add_gguf = [&](const std::string& name, const std::string& type, const std::string& what, SideMethod key,
+                            SideMethod value) {
+    formats.push_back(
+        {.name = name, .description = what, .key = std::move(key), .value = std::move(value), .llama_cpp = type});
+  };
+  const auto add_vllm = [&](const std::string& name, const std::string& type, const std::string& what,
+                            const SideMethod& side) {
+    formats.push_back({.name = name, .description = what, .key = side, .value = side, .vllm = type});
   };
   for (const auto& [name, side] : {std::pair{"q8_0", by_token(q8_0, kGgmlBlock, fixed_bits(8.5))},
                                    std::pair{"q4_0", by_token(q4_0, kGgmlBlock, fixed_bits(4.5))}}) {
     const std::string what = std::string("llama.cpp's ") + name;
-    add(name, what, side, side);
-    add(std::string(name) + "_rot", what + " with its attention rotation", rotated_as_llama_cpp(side, 0),
-        rotated_as_llama_cpp(side, 64));
+    add_gguf(name, name, what, side, side);
+    add_gguf(std::string(name) + "_rot", name, what + " with its attention rotation", rotated_as_llama_cpp(side, 0),
+             rotated_as_llama_cpp(side, 64));
   }
-  const SideMethod e4m3 = by_token(fp8, 0, fixed_bits(8)), blocks{nvfp4, fixed_bits(4.5)};
-  add("fp8", "FP8 e4m3, scale 1", e4m3, e4m3);
-  add("nvfp4", "NVFP4, blocks of 16; global scale of the history itself", blocks, blocks);
+  const Bits with_scale = [](const KvShape& shape) { return StoredBits{8 + 32.0 / shape.head_dim, 0}; };
+  add_vllm("fp8", "fp8", "FP8 e4m3, scale 1", by_token(fp8, 0, fixed_bits(8)));
+  add_vllm("fp8_scaled", "fp8", "FP8 e4m3; a scale for a layer's keys and one for its values, of the history itself",
+           {[](const History& history) { scaled_fp8(history.rows); }, fixed_bits(8)});
+  add_vllm("fp8_per_token_head", "fp8_per_token_head", "FP8 e4m3, a scale for each row",
+           by_token(scaled_fp8, 0, with_scale));
+  add_vllm("int8_per_token_head", "int8_per_token_head", "INT8, a scale for each row", by_token(int8, 0, with_scale));
+  add_vllm("nvfp4", "nvfp4", "NVFP4, blocks of 16; global scale of the history itself", {nvfp4, fixed_bits(4.5)});
   return formats;
 }
 

@@ -16,7 +16,7 @@ const words = {
   output_rel_error: "error of attention outputs", softmax_kl: "KL of attention probabilities", kld_mean: "KL of predictions",
   ppl_increase: "increase of perplexity", given: "given", default: "default for its bits",
   accepted: "accepted", rejected: "rejected", not_measured: "not measured: no figure of the set was held to a limit",
-  attention: "attention", model: "model", statistics: "statistics", source: "taken from", dump: "a dump",
+  attention: "attention", model: "model", statistics: "statistics", source: "taken from", dump: "a dump", stock: "stock caches", computed_on: "computed on",
   data_sha256: "SHA-256 of the data", tokens_per_layer: "tokens of a layer", queries_per_layer: "queries of a layer",
   layers: "layers", tokens: "tokens", needles: "needles", sequences: "sequences", held_out: "held out",
   sequences_fitted_on: "sequences that the set was fitted on", keys_read: "keys read", keys_quantised: "of these quantised",
@@ -215,6 +215,7 @@ function needleGrid() {
 function heading() {
   const set = report.set, recipes = [...new Set(parts.map(([, part]) => part.recipe).filter(Boolean))].join(", ");
   const name = [set.model?.id, recipes && `recipe ${recipes}`].filter(Boolean).join(", ") || set.path;
+  by("verdict").hidden = set.format === "none";
   by("title").textContent = document.title = `oscar verify: ${name}`;
   Object.assign(by("verdict"), {textContent: inWords(report.verdict), className: report.verdict});
   const readers = Object.entries(report.readers);
@@ -239,7 +240,8 @@ function about() {
     ["fitted on", fitted], ["windows", `first ${windows.sink} and last ${windows.recent} tokens in bfloat16`],
     ["arithmetic", report.precision === "serving" ? "bfloat16, as servers round" : "float32"], ["set", set.path], ["date", report.date],
     ["command", report.command], ["written by", `oscar ${report.oscar_version}`]];
-  fillTable(by("about"), ["", ""], rows.map(([name, value]) => ({cells: [name, text(value, 6)]})));
+  const ofSets = set.format === "none" ? ["fitted on", "windows", "set"] : [];
+  fillTable(by("about"), ["", ""], rows.filter(([name]) => !ofSets.includes(name)).map(([name, value]) => ({cells: [name, text(value, 6)]})));
 }
 
 // Of the heads of a layer: what they have in common, or how far they differ.
@@ -267,9 +269,10 @@ function tables() {
     cells: [m.name, m.bits_per_element.at_context.toFixed(2), m.bits_per_element.at_context_fp32_params.toFixed(2),
       ...figures.map(([part, figure]) => cell(m, part, figure))],
   })));
+  by("methods").closest("section").hidden = report.set.format === "none";
   const context = report.methods[0]?.bits_per_element.context;
   by("context").textContent = context ? `Bits per element of a context of ${context} tokens, windows included.` : "";
-  fillTable(by("descriptions"), ["method", ""], report.methods.map((m) => ({cells: [m.name, m.description]})));
+  fillTable(by("descriptions"), ["method", ""], [...report.methods, ...report.stock].map((m) => ({cells: [m.name, m.description]})));
   fillTable(by("limits"), ["figure", "measured", "limit", "origin"], report.limits.map((l) =>
     ({cells: [ofPart(l.part, inWords(l.figure)), text(l.value), text(l.limit), inWords(l.origin)]})));
   const origins = [...new Set(report.limits.map((l) => l.measured_on).filter(Boolean))];
@@ -287,8 +290,27 @@ function tables() {
   fillTable(by("data"), ["", ""], rows);
 }
 
+// Caches that engines ship: as they are, and with the least in bfloat16 that keeps the model.
+function stock() {
+  const kept = (mixture) => {
+    if (mixture.sides.length === 0) return "nothing";
+    return mixture.sides.length === 1 ? `${mixture.sides[0]}s` : `layers ${mixture.layers.join(", ")}`;
+  };
+  fillTable(by("stock"), ["cache", "KLD", "to leave in bfloat16", "KLD then", "bits", "options"], report.stock.map((s) => ({cells: [
+    s.name, text(s.tried[0].model.kld_mean),
+    ...(s.plan ? [kept(s.plan), text(s.plan.model.kld_mean), s.plan.bits.toFixed(2), s.plan.setting] : [`nothing keeps it at ${text(s.limit)}`, "", "", ""])]})));
+  by("stock").closest("section").hidden = report.stock.length === 0;
+  for (const side of ["key", "value"]) {
+    lines(`Stock caches: error of attention by layer, ${side}s alone`, `Share of the energy of exact outputs where only ${side}s are quantised.`, "layer", inWords("output_rel_error"), report.stock.map((s, i) => {
+      const shade = `hsl(${(360 * i) / report.stock.length} 65% 42%)`;
+      return {label: s.name, borderColor: shade, backgroundColor: shade, pointStyle: shapes[i % shapes.length], data: positive(s.layers.map((l) => ({x: l.layer, y: l[`${side}_error`]})))};
+    }), {precision: 0});
+  }
+}
+
 heading();
 about();
+stock();
 tables();
 clips();
 byLayer("output_rel_error", "Error of attention outputs, by layer", "Share of the energy of exact outputs.");

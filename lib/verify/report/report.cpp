@@ -90,6 +90,17 @@ Json to_json(const LayerReport& layer) {
   return {{"layer", layer.layer}, {"attention", to_json(layer.attention)}, {"heads", columns_of(layer.heads)}};
 }
 
+Json to_json(const StockLayer& layer) {
+  return {{"layer", layer.layer},
+          {"key_error", number(layer.key_error)},
+          {"value_error", number(layer.value_error)},
+          {"k_scale", layer.k_scale},
+          {"v_scale", layer.v_scale}};
+}
+
+Json to_json(const StockMixture& mixture);
+Json to_json(const StockPlan& plan);
+
 template <class Item>
 Json list_of(const std::vector<Item>& items) {
   Json list = Json::array();
@@ -149,6 +160,27 @@ Json to_json(const MethodReport& method) {
           {"model", method.model ? to_json(*method.model) : Json(nullptr)}};
 }
 
+Json to_json(const StockMixture& mixture) {
+  Json sides = Json::array();
+  if (mixture.keys) sides.push_back("key");
+  if (mixture.values) sides.push_back("value");
+  return {{"layers", mixture.layers},
+          {"sides", std::move(sides)},
+          {"setting", mixture.setting},
+          {"bits", mixture.bits},
+          {"model", to_json(mixture.model)}};
+}
+
+Json to_json(const StockPlan& plan) {
+  const StockMixture* best = plan.best();
+  return {{"name", plan.name},
+          {"description", plan.description},
+          {"limit", plan.limit},
+          {"layers", list_of(plan.layers)},
+          {"tried", list_of(plan.tried)},
+          {"plan", best != nullptr ? to_json(*best) : Json(nullptr)}};
+}
+
 /// By name.
 Json parts_of(const VerifyReport& report) {
   Json parts = Json::object();
@@ -171,6 +203,11 @@ Json verdicts_of(const VerifyReport& report) {
 
 }  // namespace
 
+const StockMixture* StockPlan::best() const {
+  const auto found = std::ranges::find_if(tried, [&](const auto& each) { return each.model.kld_mean <= limit; });
+  return found == tried.end() ? nullptr : &*found;
+}
+
 bool structure_ok(const VerifyReport& report) {
   return std::none_of(report.checks.begin(), report.checks.end(), [](const Check& check) { return check.ok == false; });
 }
@@ -190,6 +227,7 @@ Json to_json(const VerifyReport& report) {
           {"structure", {{"ok", structure_ok(report)}, {"checks", list_of(report.checks)}}},
           {"methods", std::move(methods)},
           {"limits", list_of(report.limits)},
+          {"stock", list_of(report.stock)},
           {"verdict", name_of(report.verdict)},
           {"readers", verdicts_of(report)},
           {"reasons", report.reasons},

@@ -97,6 +97,33 @@ struct PartReport {
   std::vector<std::string> reasons;  // why it was rejected: its own, and those of the whole set
 };
 
+/// What a stock cache does to one layer.
+struct StockLayer {
+  int layer = 0;
+  double key_error = 0, value_error = 0;  // output_rel_error where only keys, or values, are quantised
+  double k_scale = 0, v_scale = 0;        // the largest magnitude over that of e4m3
+};
+
+/// A stock cache of which some layers or one side stays in bfloat16.
+struct StockMixture {
+  std::vector<int> layers;            // left in bfloat16:
+  bool keys = false, values = false;  // these sides of them
+  std::string setting;                // options of the engine
+  double bits = 0;                    // per element
+  ModelMetrics model;
+};
+
+/// A cache that an engine ships, and how little of it has to stay in bfloat16.
+struct StockPlan {
+  std::string name, description;
+  double limit = 0;                 // that kld_mean is to stay within
+  std::vector<StockLayer> layers;   // those that were measured
+  std::vector<StockMixture> tried;  // the least left in bfloat16 first
+
+  /// The first that stays within the limit; null: none.
+  [[nodiscard]] const StockMixture* best() const;
+};
+
 struct VerifyReport {
   Json set = Json::object();   // path, model, calibration
   Json data = Json::object();  // what was measured on
@@ -114,6 +141,7 @@ struct VerifyReport {
   std::vector<Spectra> spectra;   // for people to look at; the set itself has them
   std::vector<LayerClips> clips;  // the same
   std::vector<HeadPlan> plan;     // the same
+  std::vector<StockPlan> stock;   // says nothing of the set
   Verdict verdict = Verdict::kNotMeasured;
   /// It was held against a model, or data of a model, that is not its own: that says nothing about the set.
   bool other_model = false;

@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <functional>
+#include <ranges>
 
+#include "base/text.hpp"
 #include "verify/report/report.hpp"
 
 namespace oscar {
@@ -96,6 +98,44 @@ std::string quantised_text(const Json& data) {
   return text.empty() ? text : text + "\n";
 }
 
+/// "keys of layer 0, keys of layer 27, values of layer 3": where errors are largest.
+std::string worst_of(const StockPlan& plan) {
+  std::vector<std::pair<double, std::string>> sides;
+  for (const StockLayer& layer : plan.layers) {
+    sides.emplace_back(layer.key_error, fmt::format("keys of layer {}", layer.layer));
+    sides.emplace_back(layer.value_error, fmt::format("values of layer {}", layer.layer));
+  }
+  std::ranges::stable_sort(sides, std::ranges::greater(), &decltype(sides)::value_type::first);
+  sides.resize(std::min<std::size_t>(sides.size(), 3));
+  return joined(std::views::values(sides));
+}
+
+/// What stays in bfloat16.
+std::string left_in(const StockMixture& mixture) {
+  if (mixture.layers.empty()) return "as it is";
+  if (!mixture.values) return "keys in bfloat16";
+  return mixture.keys ? plural(mixture.layers.size(), "layer") + " in bfloat16" : "values in bfloat16";
+}
+
+/// Each stock cache as it is, what hurts, and the settings that keep the model.
+std::string stock_text(const std::vector<StockPlan>& stock) {
+  std::string text;
+  for (const StockPlan& plan : stock) {
+    const auto line = [&](const StockMixture& mixture) {
+      return fmt::format("{}, {:.2f} bits: KL {:.3g}", left_in(mixture), mixture.bits, mixture.model.kld_mean);
+    };
+    const StockMixture *best = plan.best(), *whole = &plan.tried.front();
+    text += fmt::format("stock cache {}: {}\n", plan.name, line(*whole));
+    if (best != whole) text += "  hurt most: " + worst_of(plan) + "\n";
+    if (best != nullptr && best != whole) text += "  " + line(*best) + "\n";
+    text += best != nullptr
+                ? "  " + best->setting + "\n"
+                : fmt::format("  nothing that the engine can leave in bfloat16 brings the KL to {:.3g}; {}\n",
+                              plan.limit, line(plan.tried.back()));
+  }
+  return text;
+}
+
 std::string in_words(Verdict verdict) { return verdict == Verdict::kNotMeasured ? "not measured" : name_of(verdict); }
 
 /// A line for each reader.
@@ -115,10 +155,11 @@ std::string summary_of(const VerifyReport& report) {
   int failed = 0;
   int unknown = 0;
   for (const Check& check : report.checks) ++(check.ok ? (*check.ok ? ok : failed) : unknown);
-  std::string text;
+  std::string text = stock_text(report.stock);
+  if (!text.empty() && report.parts.empty()) return text;  // there is no set
   if (!report.methods.empty()) {
-    text = fmt::format("bits: per element of a context of {} tokens, windows included\n",
-                       report.methods.front().bits.context);
+    text += fmt::format("bits: per element of a context of {} tokens, windows included\n",
+                        report.methods.front().bits.context);
   }
   text += quantised_text(report.data);
   text += fmt::format("structure: {} ok, {} unknown, {} failed\n", ok, unknown, failed);

@@ -45,9 +45,10 @@ onload = () => {
     title: page.document.title,
     labels: [...page.document.querySelectorAll("canvas")].map((canvas) => canvas.getAttribute("aria-label").split(":")[0]),
     about: page.document.getElementById("about").innerText,
+    stock: [...page.document.querySelectorAll("#stock tbody tr")].map((row) => [...row.cells].map((cell) => cell.textContent)),
     clips: page.document.querySelectorAll("#clips tbody tr").length,
     readers: [...page.document.querySelectorAll("#readers tbody tr")].map((row) => [...row.cells].slice(0, 2).map((cell) => cell.textContent)),
-    raw: [...page.document.querySelectorAll("th, td:first-child")].filter((cell) => /[a-z0-9]_[a-z]/.test(cell.textContent) && !cell.closest("#methods, #descriptions")).map((cell) => cell.textContent),
+    raw: [...page.document.querySelectorAll("th, td:first-child")].filter((cell) => /[a-z0-9]_[a-z]/.test(cell.textContent) && !cell.closest("#methods, #stock, #descriptions")).map((cell) => cell.textContent),
   });
 };
 </script></body>"""
@@ -128,7 +129,7 @@ class ReportTest(unittest.TestCase):
         self.assertIn(["sglang-v1", "rotations"], found.pop("readers"))
         self.assertEqual(found.pop("title"), f"oscar verify: {EVIL}, recipe oscar")
         self.assertEqual(found, {"plots": PLOTS, "fetched": 0, "cut_off": 0, "rows": 3, "verdict": "accepted",
-                                 "scripts": 3, "images": 0, "clips": 4, "raw": []})
+                                 "scripts": 3, "images": 0, "clips": 4, "raw": [], "stock": []})
 
     def test_parts_show_who_reads_them_their_plan_and_their_spectra(self):
         folder = self.folder / "parts"
@@ -145,6 +146,22 @@ class ReportTest(unittest.TestCase):
         self.assertEqual(found["labels"][:4], ["Bits of keys", "Bits of values", "coded", "rotations"])
         self.assertEqual(found["readers"], [["llamacpp", "rotations"], ["sglang", "with means"], ["sglang-v1", "rotations"],
                                             ["transformers", "coded"], ["vllm", "coded"]])
+
+    def test_stock_caches_need_no_set(self):
+        folder = self.folder / "stock"
+        folder.mkdir()
+        subprocess.run([BINARY, "verify", "--stock", "fp8,q4_0,nvfp4", "--model", DATA / "qwen3-2m", "--tokens", GOLDEN / "tokens_eval.npy",
+                        "--seq-len", "512", "--sequences", "1", "--max-kld", "0.03", "--report", folder / "report.html"],
+                       check=True, capture_output=True, timeout=300)
+        found, console = look_into(folder / "report.html")
+        self.assertEqual(console, [])
+        self.assertLessEqual(found["width"], 375)
+        self.assertEqual((found["plots"], found["raw"], found["cut_off"]), (2, [], 0))
+        self.assertEqual(found["title"], "oscar verify: qwen3-2m")
+        self.assertEqual([row[0] for row in found["stock"]], ["fp8", "q4_0", "nvfp4"])
+        self.assertEqual([row[2] for row in found["stock"][:2]], ["nothing", "keys"])
+        self.assertEqual(found["stock"][1][-1], "--cache-type-k f16 --cache-type-v q4_0")
+        self.assertRegex(found["stock"][2][-1], r"^--kv-cache-dtype nvfp4 --kv-cache-dtype-skip-layers \d")
 
     def test_a_mistake_would_show_on_the_console(self):
         broken = self.folder / "broken.html"

@@ -61,7 +61,10 @@ TEST_CASE("bits per element, and errors on Gaussian rows") {
                                {"q8_0_rot", 8.5, 8.5, 45.44, 45.44},
                                {"q4_0", 4.5, 4.5, 21.32, 21.32},
                                {"q4_0_rot", 4.5, 4.5, 21.32, 21.32},
-                               {"fp8", 8, 8},
+                               {"fp8", 8, 8, 31.53, 31.53},
+                               {"fp8_scaled", 8, 8, 31.55, 31.55},
+                               {"fp8_per_token_head", 8.25, 8.25, 31.80, 31.80},
+                               {"int8_per_token_head", 8.25, 8.25, 43.78, 43.78},
                                {"nvfp4", 4.5, 4.5, 20.44, 20.44}};
   for (const Row& row : table) {
     const Peer& method = peer_named(row.method);
@@ -84,7 +87,7 @@ TEST_CASE("names are unique and say what stands in") {
   std::set<std::string> names;
   for (const Peer& peer : peers()) CHECK(names.insert(peer.name).second);
   // These want calibration text, which a dump lacks.
-  for (const char* name : {"nvfp4", "optr_centred", "rotatekv"}) {
+  for (const char* name : {"nvfp4", "fp8_scaled", "optr_centred", "rotatekv"}) {
     CHECK_MESSAGE(peer_named(name).description.find("the history itself") != std::string::npos, name);
   }
 }
