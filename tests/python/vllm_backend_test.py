@@ -223,9 +223,9 @@ class BackendTest(unittest.TestCase):
         self.assertEqual(asked, [(50, 50, True), (40, 40, True), (40, 50, False)])
 
     def uncentred(self, rotations):
-        """A set whose keys have their mean, and whose values do not."""
+        """A set whose keys have their mean, as `oscar fit --model` leaves it to such layers, and whose values do not."""
         layer = rotations.layers[3]
-        rotations.layers[3] = oscar_kv.Layer(3, replace(layer.key, mean=None), replace(layer.value, mean=random(1, DIM, seed=3)))
+        rotations.layers[3] = oscar_kv.Layer(3, replace(layer.key, mean=torch.zeros(KV_HEADS, DIM)), replace(layer.value, mean=random(1, DIM, seed=3)))
         return rotations
 
     def test_sinks_and_soft_caps(self):
