@@ -69,7 +69,7 @@ class Case:
         self.output = torch.empty_like(self.q)
 
     def attend(self, turned):
-        return chunk_attention.attend(turned, self.own, self.windows, self.packed, self.cache, self.slots, SCALE)
+        return chunk_attention.attend(turned, self.own, self.windows, self.packed, self.cache, self.slots, SCALE)[0]
 
     def layer(self):
         turned = torch.empty_like(self.q)

@@ -16,6 +16,8 @@ try:
     import transformers
     from oscar_kv import Int2Codec, packed_cache, packed_layer
     from oscar_kv.cache_rows import DecodeClock, LayerRows
+    from oscar_kv.score_rule import ScoreRule
+    from plain_attention import plain_attention
     from sample_sets import GOLDEN, MODEL, sample_set
 except ImportError as missing:
     print(f"skipped: {missing}; run scripts/setup.sh --tests")
@@ -41,9 +43,9 @@ def side(heads, dim, seed, centred=False, clips=(0.95,), levels=None):
     return oscar_kv.Side(rotation, read, mean, None, torch.full((heads, dim), levels, dtype=torch.int32), 6 * sigma / levels, sigma)
 
 
-def rows_of(codec, dim=64, keys=None, **options):
-    """Of a layer of two heads, of which the keys are centred; keys: in place of them."""
-    layer = oscar_kv.Layer(3, keys or side(2, dim, 0, centred=True, **options), side(2, dim, 7, **options))
+def rows_of(codec, dim=64, keys=None, rule=ScoreRule(), **options):
+    """Of a layer of two heads, of which the keys are centred, or the values where scores have a rule; keys: in place of the keys."""
+    layer = oscar_kv.Layer(3, keys or side(2, dim, 0, centred=rule.is_plain, **options), side(2, dim, 7, centred=not rule.is_plain, **options))
     return LayerRows(oscar_kv.SetPart({3: layer}, (SINK, RECENT), codec), layer)
 
 
@@ -51,9 +53,9 @@ def distance(a, b):
     return float((a.float() - b.float()).norm() / b.float().norm())
 
 
-def attended(calls, codec, dim=64, mask=None, by_kernel=True, **options):
+def attended(calls, codec, dim=64, mask=None, by_kernel=True, rule=ScoreRule(), **options):
     """30 tokens of two sequences in calls of so many: outputs by kernels, in torch over the same rows, and over native rows."""
-    rows, clock = rows_of(codec, dim, **options), DecodeClock(SINK, RECENT)
+    rows, clock = rows_of(codec, dim, rule=rule, **options), DecodeClock(SINK, RECENT)
     q, k, v = random(2, 6, 30, dim, seed=1), random(2, 2, 30, dim, seed=2), random(2, 2, 30, dim, seed=3)
     rows.begin(k, v, torch.device(DEVICE if by_kernel else "cpu"))
     outs, first = ([], [], []), 0
@@ -61,19 +63,19 @@ def attended(calls, codec, dim=64, mask=None, by_kernel=True, **options):
         if calls == 1 and by_kernel:
             step = rows.step_of(ks, vs, clock)
             everything = torch.ones(2, 1, 1, rows.length, dtype=torch.bool, device=DEVICE)
-            by_kernels, in_torch, native = step, lambda q, part, scaling: step(q, everything if part is None else part, scaling), None
+            by_kernels, in_torch, native = step, lambda q, part, *more: step(q, everything if part is None else part, *more), None
         else:
             rows.append(ks, vs)
             by_kernels = in_torch = rows.attention()
             native = rows.read()
             rows.evict()
         part = None if mask is None else mask[:, :, first:first + qs.shape[2], :rows.length]
-        outs[0].append(by_kernels(qs, part, 0.2))
-        outs[1].append(in_torch(qs, part, 0.2))
+        outs[0].append(by_kernels(qs, part, 0.2, rule))
+        outs[1].append(in_torch(qs, part, 0.2, rule))
         if native is not None:
             causal = torch.ones(qs.shape[2], rows.length, device=DEVICE).tril(rows.length - qs.shape[2]).bool()
-            outs[2].append(torch.nn.functional.scaled_dot_product_attention(
-                qs, *native, attn_mask=causal if part is None else causal & part, scale=0.2, enable_gqa=True))
+            seen = causal.expand(2, 1, *causal.shape) if part is None else causal & part
+            outs[2].append(torch.stack([plain_attention(*each, 0.2, mask[0], rule.soft_cap, rule.sinks)[0] for *each, mask in zip(qs, *native, seen)]))
         first += qs.shape[2]
     return [torch.cat(out, 2) if out else None for out in outs]
 
@@ -116,6 +118,22 @@ class RowsTest(unittest.TestCase):
                 self.assertLess(distance(by_kernels, in_torch), 5e-3, (codec, calls))
                 one = by_kernels if one is None else one
                 self.assertLess(distance(by_kernels, one), 0.01, (codec, calls))  # however many come at once
+
+    def test_sinks_and_soft_caps(self):
+        sinks = torch.tensor([6.0, 5.0, 4.0, 3.0, 2.0, -1.0], device=DEVICE).bfloat16()
+        for rule in (ScoreRule(sinks=sinks), ScoreRule(2.0), ScoreRule(2.0, sinks)):
+            for codec, options in ((Int2Codec(), {}), (None, {"levels": 8})):
+                in_torch, _, native = attended(1, codec, by_kernel=False, rule=rule, **options)
+                self.assertLess(distance(in_torch, native), 0.01, (rule, codec))
+                for calls in (1, 7):
+                    self.assertLess(distance(attended(calls, codec, rule=rule, **options)[0], in_torch), 0.01, (rule, codec, calls))
+        rows, new = rows_of(Int2Codec()), random(1, 2, 1, 64)
+        for begun in ("append", "step_of"):
+            rows.begin(new, new, torch.device(DEVICE))
+            step = rows.step_of(new, new, DecodeClock(SINK, RECENT)) if begun == "step_of" else rows.append(new, new) or rows.attention()
+            with self.assertRaisesRegex(ValueError, "layer 3: key rows are stored without their mean, which soft caps and sinks"):
+                step(random(1, 6, 1, 64), None, 0.2, ScoreRule(sinks=sinks))
+            rows.clear()
 
     def test_rows_that_kernels_do_not_take_are_packed_on_the_cpu(self):
         for codec, dim in ((Int2Codec("lloyd-max", 64), 128), (Int2Codec(), 96), (None, 96)):

@@ -138,12 +138,37 @@ class CacheTest(unittest.TestCase):
     def test_sliding_layers_keep_their_own_cache(self):
         self.assert_generates_like_the_default_cache("gemma3")
 
-    def test_attention_sinks_with_eager_attention_only(self):
-        self.assert_generates_like_the_default_cache("gpt-oss")
-        model = parity.build("gpt-oss")
-        model.set_attn_implementation(oscar_kv.PACKED_ATTENTION)
-        with self.assertRaisesRegex(ValueError, "does not know this model's s_aux"):
-            logits(model, torch.ones(1, 20, dtype=torch.long), oscar_kv.PackedCache(set_for(model.config), model.config))
+    def check_scores(self, name, change):
+        """In both ways, beside layers with sliding windows, with a cache and without, padded too; change: of each layer's attention, so that
+        scores count for what they are."""
+        self.assert_generates_like_the_default_cache(name)
+        model = parity.build(name)
+        ids = torch.randint(2, model.config.vocab_size, (2, 30), generator=torch.Generator().manual_seed(1))
+        plain = logits(model, ids)
+        for layer in model.model.layers:
+            change(layer.self_attn)
+        exact = logits(model, ids)
+        self.assertGreater(float((exact - plain).abs().mean()), 0.2)
+        for way in ("eager", oscar_kv.PACKED_ATTENTION):
+            model.set_attn_implementation(way)
+            for calls in (1, 10, 30):
+                found = logits(model, ids, oscar_kv.PackedCache(set_for(model.config), model.config), calls)
+                self.assertLess(float((found - exact).abs().mean()), 0.06, (way, calls))
+        self.assertLess(float((logits(model, ids) - exact).abs().max()), 1e-4)
+        with torch.no_grad():
+            padded, mask = (torch.nn.functional.pad(x, (4, 0)) for x in (ids, torch.ones_like(ids)))
+            found = model(padded, attention_mask=mask, past_key_values=oscar_kv.PackedCache(set_for(model.config), model.config)).logits
+        self.assertLess(float((found.log_softmax(-1)[:, 4:] - exact).abs().mean()), 0.06)
+        return model
+
+    def test_attention_sinks(self):
+        self.check_scores("gpt-oss", lambda attention: attention.sinks.data.add_(4))
+
+    def test_soft_caps(self):
+        model = self.check_scores("gemma2", lambda attention: setattr(attention, "attn_logit_softcapping", 0.5))
+        cache = oscar_kv.PackedCache(set_for(model.config), model.config, path="kernel")
+        with self.assertRaisesRegex(ValueError, "layer 2: the kernels cannot serve this cache: soft caps"):
+            logits(model, torch.ones(1, 3, dtype=torch.long), cache)
 
     def test_left_padding_in_both_ways(self):
         model, ids = self.sample(), torch.from_numpy(np.load(GOLDEN / "tokens_eval.npy")[:1, :40]).long()

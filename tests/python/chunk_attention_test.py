@@ -5,12 +5,14 @@ On a GPU if OSCAR_TEST_DEVICE=cuda, exit status 77 if there is none.
 """
 import sys
 import unittest
+from functools import partial
 from unittest import mock
 
 try:
     import torch
     import vllm_backend_test as backends
-    from oscar_kv import chunk_attention, packed_layer
+    from oscar_kv import chunk_attention, packed_layer, score_rule
+    from plain_attention import plain_attention
     from vllm_backend_test import DEVICE, KV_HEADS, DIM, coded_set, random, set_of
 except ImportError as missing:
     print(f"skipped: {missing}; run scripts/setup.sh --tests")
@@ -20,14 +22,10 @@ SCALE = 0.3
 LIMIT = 3e-6 if DEVICE == "cpu" else 4e-3  # torch's flash attention of bfloat16 rounds weights and outputs
 
 
-def expected(q, keys, values, is_causal):
-    """q (tokens, heads, d), keys, values (any, KV heads, d); the last keys are the queries' own. In float64."""
-    q, keys, values = (x.double().transpose(0, 1) for x in (q, keys, values))
-    keys, values = (x.repeat_interleave(len(q) // len(x), 0) for x in (keys, values))
-    scores = q @ keys.transpose(1, 2) * SCALE
-    if is_causal:
-        scores.masked_fill_(torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device).triu(scores.shape[2] - scores.shape[1] + 1), -torch.inf)
-    return (scores.softmax(-1) @ values).transpose(0, 1), scores.logsumexp(-1)
+def expected(q, keys, values, is_causal, soft_cap=0.0):
+    """q (tokens, heads, d), keys, values (any, KV heads, d); the last keys are the queries' own -> as chunk_attention.attention()."""
+    visible = None if is_causal else torch.ones(len(q), len(keys), dtype=torch.bool, device=q.device)
+    return plain_attention(*(x.transpose(0, 1) for x in (q, keys, values)), SCALE, visible, soft_cap)
 
 
 class Rows:
@@ -50,16 +48,18 @@ class ChunkTest(unittest.TestCase):
     def rows(self, count, heads, dim, seed):
         return random(count, heads, dim, seed=seed).bfloat16().to(DEVICE)
 
-    def check(self, count, history, windows, room, heads=6, kv_heads=2, dim=64):
+    def check(self, count, history, windows, room, heads=6, kv_heads=2, dim=64, soft_cap=0.0):
         q = self.rows(count, heads, dim, 1)
         cache, kept, own = ([self.rows(n, kv_heads, dim, seed + side) for side in range(2)] for n, seed in ((50, 2), (windows, 4), (count, 6)))
         slots = torch.randperm(50, generator=torch.Generator().manual_seed(8))[:history].int().to(DEVICE)
         packed = Rows(room, kv_heads, dim)
-        out = chunk_attention.attend(q, torch.stack(own), torch.stack(kept), packed, cache, slots, SCALE)
+        out, lse = chunk_attention.attend(q, torch.stack(own), torch.stack(kept), packed, cache, slots, SCALE,
+                                          partial(chunk_attention.attention, soft_cap=soft_cap))
         rows = [torch.cat([packed_rows[slots.long()], copies, new]) for packed_rows, copies, new in zip(cache, kept, own)]
-        want, _ = expected(q, *rows, is_causal=True)
-        self.assertEqual((out.dtype, out.shape), (torch.float32, q.shape))
-        self.assertLess(error_of(out, want), LIMIT, (count, history, windows, room))
+        want, sums = expected(q, *rows, True, soft_cap)
+        self.assertEqual((out.dtype, out.shape, lse.dtype), (torch.float32, q.shape, torch.float32))
+        self.assertLess(error_of(out.transpose(0, 1), want), LIMIT, (count, history, windows, room))
+        self.assertLess(error_of(lse.T, sums), LIMIT)
         self.assertEqual(sum(packed.asked), history)
         self.assertLessEqual(max(packed.asked, default=0), room)
 
@@ -77,16 +77,23 @@ class ChunkTest(unittest.TestCase):
         def other(rows, keys, values, scaling, is_causal):
             asked.append((keys.shape[1], is_causal))
             out, lse = expected(*(x.transpose(0, 1) for x in (rows, keys, values)), is_causal)
-            return out.transpose(0, 1), lse.float()
+            return out, lse.float()
 
-        out = chunk_attention.attend(q, torch.stack(own), torch.stack(kept), Rows(16, 2, 64), cache, slots, SCALE, other)
+        out, _ = chunk_attention.attend(q, torch.stack(own), torch.stack(kept), Rows(16, 2, 64), cache, slots, SCALE, other)
         want, _ = expected(q, *(torch.cat(parts) for parts in zip(cache, kept, own)), is_causal=True)
-        self.assertLess(error_of(out, want), LIMIT)
+        self.assertLess(error_of(out.transpose(0, 1), want), LIMIT)
         self.assertEqual(asked, [(9, True), (16, False), (16, False), (13, False)])
 
     def test_shapes_of_heads(self):
         self.check(9, 40, 5, 16, heads=4, kv_heads=4, dim=128)
         self.check(9, 40, 5, 16, heads=8, kv_heads=1, dim=256)
+
+    def test_capped_scores(self):
+        """In pieces of keys, and of as few queries at a time as memory has room for."""
+        for most in (1 << 23, 6 * 45 * 4, 1):
+            with mock.patch.object(score_rule, "_MOST_SCORES", most):
+                self.check(9, 40, 5, 16, soft_cap=0.7)
+                self.check(9, 0, 0, 16, soft_cap=2.0, heads=8, kv_heads=1)
 
     def test_pieces_whose_scores_are_far_apart(self):
         """A piece whose weights are all 0 beside those of another adds nothing, in any order."""
@@ -96,9 +103,9 @@ class ChunkTest(unittest.TestCase):
         own = torch.stack([self.rows(3, 2, 64, seed) for seed in (4, 5)])
         windows, packed = torch.stack([keys[:0], values[:0]]), Rows(4, 2, 64)
         slots = torch.arange(count, dtype=torch.int32, device=DEVICE)
-        out = chunk_attention.attend(q, own, windows, packed, (keys, values), slots, SCALE)
+        out, _ = chunk_attention.attend(q, own, windows, packed, (keys, values), slots, SCALE)
         want, _ = expected(q, torch.cat([keys, own[0]]), torch.cat([values, own[1]]), is_causal=True)
-        self.assertLess(error_of(out, want), LIMIT)
+        self.assertLess(error_of(out.transpose(0, 1), want), LIMIT)
 
     serve, be_rank, run_steps = (getattr(backends.BackendTest, name) for name in ("serve", "be_rank", "run_steps"))
     check_steps, by_kernels, worst = backends.BackendTest.check, backends.BackendTest.by_kernels, 0.0

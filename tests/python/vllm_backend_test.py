@@ -18,6 +18,7 @@ try:
     import torch
     import vllm_fakes
     from oscar_kv import chunk_attention, packed_layer
+    from plain_attention import plain_attention
 except ImportError as missing:
     print(f"skipped: {missing}; run scripts/setup.sh --tests")
     sys.exit(77)
@@ -65,10 +66,10 @@ def coded_set(heads=KV_HEADS, sink=SINK, thin=()):
     return oscar_kv.SetPart({3: oscar_kv.Layer(3, side(0), replace(side(7), mean=None))}, (sink, RECENT), None)
 
 
-def layers(name=NAME, **others):
-    """As vLLM's static_forward_context: attention layers, and what else runs once a step."""
+def layers(name=NAME, rule={}, **others):
+    """As vLLM's static_forward_context: attention layers, and what else runs once a step. rule: what the model tells the backend of scores."""
     layer = vllm_fakes.FakeAttention(name, vllm_backend.PackedBackend, SPEC)
-    layer.impl = vllm_backend.PackedImpl(HEADS, DIM, SCALE, KV_HEADS)
+    layer.impl = vllm_backend.PackedImpl(HEADS, DIM, SCALE, KV_HEADS, **rule)
     return {name: layer, "model.layers.3.router": object()} | others
 
 
@@ -84,8 +85,8 @@ def builder(found=None, blocks=40, requests=4, tokens=64):
 class Server:
     """What vLLM's runner does for one layer: blocks for requests, steps of some tokens of each."""
 
-    def __init__(self, blocks=40, **limits):
-        self.layers = layers()
+    def __init__(self, blocks=40, rule={}, **limits):
+        self.layers = layers(rule=rule)
         self.layer = self.layers[NAME]
         spec = spec_of(self.layers)
         self.cache = torch.zeros(blocks, spec.num_head_slots, BLOCK, spec.state_content_bytes, dtype=spec.dtype, device=DEVICE)
@@ -130,9 +131,10 @@ class Server:
 class Expected:
     """A request by itself. lost: tokens of a prefix of which there are packed rows only."""
 
-    def __init__(self, rotations, rows, first_head=0, lost=range(0)):
+    def __init__(self, rotations, rows, first_head=0, lost=range(0), rule={}):
         layer, count = rotations.layers[3], len(rows[0])
         self.rows, self.lost, self.sink = rows, lost, rotations.windows[0]
+        self.rule = {"soft_cap": rule.get("logits_soft_cap", 0.0), "sinks": rule.get("sinks")}
         slots = packed_layer.slots_of(rotations.codec, layer, KV_HEADS, DIM, rows[0].device, rows[0].dtype, rank=first_head // KV_HEADS,
                                       ranks=max(len(layer.key.rotation) // KV_HEADS, 1))
         sides = slots.sides
@@ -144,7 +146,6 @@ class Expected:
         self.exact, self.packed = ([side.native(x).transpose(0, 1) for side, x in zip(sides, both)] for both in (stored, decoded))
 
     def step(self, before, count):
-        out = []
         q, k, v = (x[before:before + count] for x in self.rows)
         tokens = torch.arange(before + count, device=DEVICE)
         is_packed = (tokens >= self.sink) & (tokens <= before - RECENT) | (tokens >= self.lost.start) & (tokens < self.lost.stop)
@@ -153,11 +154,8 @@ class Expected:
         else:
             keys, values = (torch.where(is_packed[:, None], packed[:, :len(tokens)], exact[:, :len(tokens)])
                             for packed, exact in zip(self.packed, self.exact))
-        keys, values = (x.double().repeat_interleave(HEADS // KV_HEADS, 0) for x in (keys, values))
-        for i in range(count):
-            scores = (keys[:, :before + i + 1] @ q[i].double()[:, :, None])[:, :, 0] * SCALE
-            out.append((scores.softmax(-1)[:, None] @ values[:, :before + i + 1])[:, 0])
-        return torch.stack(out)
+        out, _ = plain_attention(q.transpose(0, 1), keys, values, SCALE, **self.rule)
+        return out.transpose(0, 1)
 
 
 def rows_of(tokens, seed):
@@ -187,14 +185,14 @@ class BackendTest(unittest.TestCase):
                 self.assertLess(error, limit, (name, seen[name], count))
                 seen[name] += count
 
-    def check(self, rotations, rank=0, path=None, limit=0.01):
+    def check(self, rotations, rank=0, path=None, limit=0.01, rule={}):
         """Three requests: one decodes while another's prompt comes in parts, and one is shorter than the windows."""
         self.be_rank(rank, rank + 1)
         self.serve(rotations)
-        server = Server()
+        server = Server(rule=rule)
         if path is not None:
             self.assertEqual(server.layer.impl.packed.path, path)
-        expected = {name: Expected(rotations, rows_of(120, seed), rank * KV_HEADS)
+        expected = {name: Expected(rotations, rows_of(120, seed), rank * KV_HEADS, rule=rule)
                     for name, seed in (("a", 10), ("b", 20), ("c", 30))}
         self.run_steps(server, expected, [{"a": 50}, {"a": 1}, {"a": 1, "b": 33, "c": 5}, {"b": 40, "a": 1}, {"c": 3, "b": 17, "a": 1}]
                        + [{"c": 1, "b": 1, "a": 1}] * 20, limit=limit)
@@ -218,11 +216,29 @@ class BackendTest(unittest.TestCase):
 
         def flash(q, keys, values, scaling, is_causal):
             asked.append((q.shape[1], keys.shape[1], is_causal))
-            return chunk_attention._attention(q, keys, values, scaling, is_causal)
+            return chunk_attention.attention(q, keys, values, scaling, is_causal)
 
-        server.layer.impl._flash = flash
+        server.layer.impl._attention = flash
         self.run_steps(server, {"a": Expected(rotations, rows_of(100, 10))}, [{"a": 50}, {"a": 40}])
         self.assertEqual(asked, [(50, 50, True), (40, 40, True), (40, 50, False)])
+
+    def uncentred(self, rotations):
+        """A set whose keys have their mean, as `oscar fit --model` leaves it to such layers, and whose values do not."""
+        layer = rotations.layers[3]
+        rotations.layers[3] = oscar_kv.Layer(3, replace(layer.key, mean=torch.zeros(KV_HEADS, DIM)), replace(layer.value, mean=random(1, DIM, seed=3)))
+        return rotations
+
+    def test_sinks_and_soft_caps(self):
+        """Sinks that are as large as the sum of all tokens, and one that hardly counts; scores have a spread of 1.6."""
+        sinks = {"sinks": torch.tensor([6.0, 5.0, 4.0, 3.0, 2.0, -1.0], device=DEVICE).bfloat16()}
+        cap, limit = {"logits_soft_cap": 2.0}, 0.015
+        for rule in (sinks, cap, sinks | cap):
+            self.check(self.uncentred(coded_set()), rule=rule, limit=limit)
+            self.check(self.uncentred(set_of()), rule=rule, limit=limit)
+        self.by_kernels()
+        self.check(self.uncentred(coded_set(sink=32)), path="kernels", rule=sinks, limit=limit)
+        self.check(self.uncentred(set_of(sink=32)), path="kernels", rule=sinks, limit=limit)
+        self.check(self.uncentred(set_of(sink=32)), path="torch: soft caps", rule=cap, limit=limit)
 
     def by_kernels(self):
         """On the CPU by the operators, too."""
@@ -323,8 +339,11 @@ class BackendTest(unittest.TestCase):
 
     def test_refuses_what_it_cannot_serve(self):
         self.serve(set_of())
-        with self.assertRaisesRegex(NotImplementedError, "does not know this model's sliding_window, sinks, kv_cache_dtype"):
-            vllm_backend.PackedImpl(HEADS, DIM, SCALE, KV_HEADS, sliding_window=128, sinks=torch.ones(HEADS), kv_cache_dtype="fp8")
+        with self.assertRaisesRegex(NotImplementedError, "does not know this model's sliding_window, sink_token_length, kv_cache_dtype"):
+            vllm_backend.PackedImpl(HEADS, DIM, SCALE, KV_HEADS, sliding_window=128, sink_token_length=4, kv_cache_dtype="fp8")
+        for rule in ({"logits_soft_cap": 1.0}, {"sinks": torch.ones(HEADS)}):
+            with self.assertRaisesRegex(ValueError, "layer 3: key rows are stored without their mean, .* fit a set with oscar fit --model"):
+                builder(layers(rule=rule))
 
     def test_a_layer_that_the_set_does_not_fit_ends_the_start(self):
         self.serve(set_of())

@@ -18,13 +18,14 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from .packed_layer import slots_of
+from .score_rule import ScoreRule, attend_by_scores
 from .sets import Layer, SetPart
 
 ROOM = 256  # tokens of a page; the history grows by whole pages, and by a quarter
 RING_PAGE = 64  # tokens; rings have multiples of it
 _QUERIES = 512  # at once in torch: bounds the mask, and the scores where they are written
 
-Attention = Callable[[Tensor, Tensor | None, float], Tensor]  # query (batch, query heads, tokens, d), mask, scaling -> of query's shape
+Attention = Callable[[Tensor, Tensor | None, float, ScoreRule], Tensor]  # query (batch, query heads, tokens, d), mask, scaling -> of query's shape
 
 
 class DecodeClock:
@@ -209,39 +210,50 @@ class LayerRows:
         self.ring.index_copy_(2, clock.ring, rows[:, :, None])
         self._packed.write(self._cache(), clock.slots, self.ring.index_select(2, clock.leaving)[:, :, 0])
         self.advance()
-        return lambda query, mask, scaling: self._attend_step(query, mask, scaling, clock)
+        return partial(self._attend_step, clock)
 
-    def _attend_step(self, query: Tensor, mask: Tensor | None, scaling: float, clock: DecodeClock) -> Tensor:
-        if mask is not None:
+    def _attend_step(self, clock: DecodeClock, query: Tensor, mask: Tensor | None, scaling: float, rule: ScoreRule) -> Tensor:
+        if mask is not None or rule.soft_cap:
             packed = max(self.length - self.recent - self.sink, 0)  # by the calls before
-            return self._attend(self.window(packed), packed, self.length, query, mask, scaling)
+            return self._attend(self.window(packed), packed, self.length, query, mask, scaling, rule)
+        rule.check(self.sides[0])
         q, rings = self.sides[0].queries(query[:, :, 0])[:, None], [ring.flatten(0, 1).unflatten(0, (-1, RING_PAGE)) for ring in self.ring]
         tables = clock.pages[0], clock.lengths[0], clock.pages[1], clock.lengths[1]
         stream = torch.cuda.current_stream(q.device).cuda_stream if q.device.type == "cuda" else 0
-        out = self._packed.decode(self._cache(), q.contiguous(), rings, tables, scaling, stream)[:, 0]
-        return self.sides[1].native(out.bfloat16()).to(query.dtype)[:, :, None]
+        out, lse = (x[:, 0] for x in self._packed.decode(self._cache(), q.contiguous(), rings, tables, scaling, stream))
+        native = self.sides[1].native(out.bfloat16())
+        rule.apply_sinks(native, lse)
+        return native.to(query.dtype)[:, :, None]
 
     def attention(self) -> Attention:
         """For the tokens of one call, between append and evict."""
         return partial(self._attend, self.window(self.packed), self.packed, self.length)
 
-    def _attend(self, window: Tensor, packed: int, length: int, query: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
+    def _attend(self, window: Tensor, packed: int, length: int, query: Tensor, mask: Tensor | None, scaling: float, rule: ScoreRule) -> Tensor:
         """In torch. window: before it was shortened; packed: tokens of the history that were no part of it; length: of the cache then,
         whose last tokens are the query's. mask: None or bool (batch, 1, tokens, all tokens), False where padding is."""
+        rule.check(self.sides[0])
         batch, heads, tokens, _ = query.shape
         stored = self.sides[0].queries(_by_tokens(query)).unflatten(0, (batch, tokens)).transpose(1, 2).to(query.dtype)
         k, v = torch.cat([window, self.unpacked()], 2).transpose(2, 3).to(query.dtype)
         held, history = (torch.arange(count, device=query.device) for count in (window.shape[2], self.packed))
         token = torch.cat([torch.where(held < self.sink, held, held + packed), history + min(self.sink, length)])  # of each row
         exact = torch.arange(len(token), device=query.device) < len(held)
-        parts = []
+        parts, sums = [], []
         for begin in range(0, tokens, _QUERIES):
             i = torch.arange(length - tokens, length, device=query.device)[begin:begin + _QUERIES, None]
             in_window = (token < self.sink) | (token > i - self.recent)
             visible = (token <= i) & (in_window == exact)
             if mask is not None:  # padding sees itself, or there would be nothing to weigh
                 visible = visible & (mask[:, :, begin:begin + _QUERIES][..., token] | (token == i))
-            parts.append(scaled_dot_product_attention(stored[:, :, begin:begin + _QUERIES], k, v, attn_mask=visible, scale=scaling,
-                                                      enable_gqa=heads != k.shape[1]))
+            rows = stored[:, :, begin:begin + _QUERIES], k, v
+            if rule.is_plain:
+                parts.append(scaled_dot_product_attention(*rows, attn_mask=visible, scale=scaling, enable_gqa=heads != k.shape[1]))
+            else:
+                more, lse = attend_by_scores(*rows, scaling, visible, rule.soft_cap)
+                parts.append(more)
+                sums.append(lse)
         out = self.sides[1].native(_by_tokens(torch.cat(parts, 2)).bfloat16())
+        if sums:
+            rule.apply_sinks(out, _by_tokens(torch.cat(sums, 2)))
         return out.unflatten(0, (batch, tokens)).transpose(1, 2).to(query.dtype)

@@ -7,7 +7,8 @@ torch's flash attention, which also returns the log of the sum of exp(scores); p
 
     out = sum_i exp(lse_i - lse) out_i,   lse = log sum_i exp(lse_i)
 
-Rows are in the coordinates of the set. Needs torch only. Non-goals: decode steps, how rows are packed.
+Where scores are capped, which torch's flash attention cannot do, they are written out, those of some queries at a time. Rows are in the
+coordinates of the set. Needs torch only. Non-goals: decode steps, how rows are packed.
 """
 from collections.abc import Callable, Iterator
 
@@ -15,16 +16,30 @@ import torch
 from torch import Tensor
 
 from .packed_layer import PackedSlots
+from .score_rule import attend_by_scores
 
-Attention = Callable[[Tensor, Tensor, Tensor, float, bool], tuple[Tensor, Tensor]]  # _attention()
+Attention = Callable[[Tensor, Tensor, Tensor, float, bool], tuple[Tensor, Tensor]]  # attention()
+
+
+def attention(q: Tensor, keys: Tensor, values: Tensor, scaling: float, is_causal: bool, soft_cap: float = 0.0) -> tuple[Tensor, Tensor]:
+    """q (query heads, tokens, d), keys, values (KV heads, any, d), any strides -> out of q's shape, lse float32 (query heads, tokens).
+    is_causal: query i sees keys 0 to i. soft_cap: as ScoreRule has it."""
+    if soft_cap:
+        visible = torch.ones(q.shape[1], keys.shape[1], dtype=torch.bool, device=q.device)
+        return attend_by_scores(q, keys, values, scaling, visible.tril_() if is_causal else visible, soft_cap)
+    rows = [x.to(q.dtype)[None] for x in (q, keys, values)]
+    if q.device.type == "cpu":
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*rows, 0.0, is_causal, scale=scaling)
+    else:
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention(*rows, 0.0, is_causal, scale=scaling)[:2]
+    return out[0], lse[0]
 
 
 def attend(q: Tensor, own: Tensor, windows: Tensor, packed: PackedSlots, cache: Tensor, slots: Tensor, scaling: float,
-           attention: Attention | None = None) -> Tensor:
+           attention: Attention = attention) -> tuple[Tensor, Tensor]:
     """q: bfloat16 (tokens, query heads, d); own: keys and values of these tokens, bfloat16 (2, tokens, KV heads, d); windows: those of
-    earlier tokens, the same; slots: int32, the packed tokens in `cache`; attention: takes the place of torch's, as _attention() does.
-    -> float32 (tokens, query heads, d)."""
-    attention = attention or _attention
+    earlier tokens, the same; slots: int32, the packed tokens in `cache`; attention: takes the place of torch's.
+    -> out float32 (tokens, query heads, d), lse float32 (tokens, query heads)."""
     rows = q.transpose(0, 1)
     if q.device.type == "cpu":
         rows = rows.float()  # flash attention of CPUs rounds weights to the type of its rows
@@ -34,13 +49,13 @@ def attend(q: Tensor, own: Tensor, windows: Tensor, packed: PackedSlots, cache: 
         more, lse_of_more = attention(rows, keys, values, scaling, False)
         out.lerp_(more.float(), torch.sigmoid(lse_of_more - lse)[..., None])
         lse = torch.logaddexp(lse, lse_of_more)
-    return out.transpose(0, 1)
+    return out.transpose(0, 1), lse.transpose(0, 1)
 
 
-def rehearse(query: Tensor, values: int) -> None:
+def rehearse(query: Tensor, values: int, soft_cap: float) -> None:
     """Takes as much memory as attend() does for as many queries and pieces of so many values, and gives it back: a server that measures
     its peak without a history leaves room for it."""
-    torch.empty(4 * values + 12 * query.numel(), dtype=torch.uint8, device=query.device)
+    torch.empty((16 if soft_cap else 4) * values + 12 * query.numel(), dtype=torch.uint8, device=query.device)
 
 
 def _pieces(windows: Tensor, packed: PackedSlots, cache: Tensor, slots: Tensor) -> Iterator[Tensor]:
@@ -58,14 +73,3 @@ def _pieces(windows: Tensor, packed: PackedSlots, cache: Tensor, slots: Tensor) 
         if count < piece.shape[2]:
             piece[:, :, count:] = windows[:, :, first:first + piece.shape[2] - count]
         yield piece
-
-
-def _attention(q: Tensor, keys: Tensor, values: Tensor, scaling: float, is_causal: bool) -> tuple[Tensor, Tensor]:
-    """q (query heads, tokens, d), keys, values (KV heads, any, d), any strides -> out of q's shape, lse float32 (query heads, tokens).
-    is_causal: query i sees keys 0 to i."""
-    rows = [x.to(q.dtype)[None] for x in (q, keys, values)]
-    if q.device.type == "cpu":
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*rows, 0.0, is_causal, scale=scaling)
-    else:
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention(*rows, 0.0, is_causal, scale=scaling)[:2]
-    return out[0], lse[0]

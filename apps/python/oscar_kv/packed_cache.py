@@ -10,11 +10,11 @@ the last `recent` tokens) and packed between them, rounded as `oscar verify` rou
   if j < sink or j > i - recent, as `verify` counts; a prompt given at once sees itself exactly, as in a server's prefill.
 - model.set_attn_implementation(oscar_kv.PACKED_ATTENTION) stays in transformed coordinates and gives each token its own
   windows, however many come at once: calls of one token on CUDA by the kernels of liboscar_torch.so where they know the set's
-  codec and shapes, else in torch over unpacked rows (cache_rows.py); PackedCache.path says which, and why. Padded calls, and those of
-  several tokens, are read in torch in either case.
+  codec and shapes, else in torch over unpacked rows (cache_rows.py); PackedCache.path says which, and why. Padded calls, those of
+  several tokens, and scores with soft caps are read in torch in either case.
 Keys that are stored before RoPE are read in the first way alone, and taken for keys of the positions 0, 1, 2 …: padding before a prompt,
 which moves them, costs quality. Rows that the kernels do not take are packed on the CPU. Padding counts as tokens. Non-goals: taking back
-tokens (crop), models whose attention has sinks or soft caps in the second way.
+tokens (crop).
 """
 import os
 import threading
@@ -32,6 +32,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .cache_rows import DecodeClock, LayerRows
 from .packed_layer import why_no_decode, why_no_kernels
+from .score_rule import ScoreRule, attend_by_scores
 from .sets import Layer, SetPart, check_for_model, read_set
 
 PACKED_ATTENTION = "oscar_packed"
@@ -46,12 +47,18 @@ def _attention(module: Any, query: Tensor, key: Tensor, value: Tensor, attention
     if seen is None and noted:
         raise ValueError(f"this model changes keys between its cache and attention, which {PACKED_ATTENTION} cannot follow; use "
                          "PackedCache with another attention implementation")
-    if seen is None:  # no PackedLayer: layers with sliding windows, calls without a cache
+    if kwargs.get("position_bias") is not None:
+        raise ValueError(f"{PACKED_ATTENTION} does not know this model's position_bias; use PackedCache with \"eager\" attention")
+    rule, scaling = ScoreRule(kwargs.get("softcap") or 0.0, kwargs.get("s_aux")), query.shape[3]**-0.5 if scaling is None else scaling
+    if seen is not None:
+        out = seen(query, attention_mask, scaling, rule)
+    elif rule.is_plain:  # no PackedLayer: layers with sliding windows, calls without a cache
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
-    for name in ("softcap", "s_aux", "position_bias"):
-        if kwargs.get(name) is not None:
-            raise ValueError(f"{PACKED_ATTENTION} does not know this model's {name}; use PackedCache with \"eager\" attention")
-    out = seen(query, attention_mask, query.shape[3]**-0.5 if scaling is None else scaling)
+    else:
+        count, tokens = query.shape[2], key.shape[2]
+        visible = torch.ones(count, tokens, dtype=torch.bool, device=key.device).tril(tokens - count) if attention_mask is None else attention_mask
+        out, lse = attend_by_scores(query, key, value, scaling, visible, rule.soft_cap)
+        rule.apply_sinks(out.transpose(1, 2), lse.transpose(1, 2))
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -110,6 +117,7 @@ class PackedLayer(CacheLayerMixin):
                    f"rows are on {device.type}, the kernels on CUDA")
         why = next(filter(None, (
             "as asked for" if asked == "torch" else None, before_rope,
+            "soft caps" if getattr(self._config, "attn_logit_softcapping", None) else None,
             None if self._in_transformed_coordinates() else f"the model's attention is not {PACKED_ATTENTION}",
             None if asked == "kernel" and device.type == "cpu" else on_cuda,
             None if self.rows.recent > 0 else "no recent tokens are kept as they are",

@@ -36,7 +36,8 @@ class LayerSide:
     them. Raises ValueError if the set's matrices are for others."""
 
     def __init__(self, name: str, layer_id: int, side: Side, heads: int, dim: int, device: torch.device, dtype: torch.dtype, rank: int, ranks: int):
-        where, known = f"layer {layer_id}: {name}", side.rotation.shape[-1]
+        self.where = where = f"layer {layer_id}: {name}"
+        known = side.rotation.shape[-1]
         if dim != known:
             raise ValueError(f"{where} rows of {dim} channels do not fit matrices of {known} x {known}; is this a set for another model?")
 
@@ -119,8 +120,9 @@ class PackedSlots:
                                         stored: keys and values as stored, bfloat16 (2, tokens, heads, d), packed into the slots
     unpack(cache, slots, keys, values)  the inverse, into bfloat16 (tokens, heads, d), any strides but of channels
     decode(cache, q, windows, tables, scaling, stream)
-        q: bfloat16 (sequences, tokens, query heads, d) -> of that shape. windows: pools of keys and values; tables: pages and lengths of
-        the history, and of the window, of each token (INT2), or of each sequence (coded). stream: whose calls share a workspace"""
+        q: bfloat16 (sequences, tokens, query heads, d) -> out of that shape, lse float32 (sequences, tokens, query heads). windows: pools of
+        keys and values; tables: pages and lengths of the history, and of the window, of each token (INT2), or of each sequence (coded).
+        stream: whose calls share a workspace"""
 
     path = "kernels"
     most_values = MOST_VALUES
@@ -192,10 +194,11 @@ class Int2Slots(PackedSlots):
         for number, out in enumerate((keys, values)):
             torch.ops.oscar.int2_unpack(slots, *pools[number::2], out)
 
-    def decode(self, cache: Tensor, q: Tensor, windows: list[Tensor], tables: tuple[Tensor, ...], scaling: float, stream: int = 0) -> Tensor:
+    def decode(self, cache: Tensor, q: Tensor, windows: list[Tensor], tables: tuple[Tensor, ...], scaling: float,
+               stream: int = 0) -> tuple[Tensor, Tensor]:
         rows = q.flatten(0, 1), *self._pools(cache), *tables[:2], *windows, *tables[2:]
-        out, _ = torch.ops.oscar.int2_decode(*rows, softmax_scale=scaling, workspace=_workspace_of("int2", rows, scaling, stream))
-        return out.unflatten(0, q.shape[:2])
+        found = torch.ops.oscar.int2_decode(*rows, softmax_scale=scaling, workspace=_workspace_of("int2", rows, scaling, stream))
+        return tuple(x.unflatten(0, q.shape[:2]) for x in found)
 
 
 class CodedSlots(PackedSlots):
@@ -221,10 +224,11 @@ class CodedSlots(PackedSlots):
     def unpack(self, cache: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         torch.ops.oscar.coded_unpack(slots, cache[:, 0], self._layout, self._tables, k=keys, v=values)
 
-    def decode(self, cache: Tensor, q: Tensor, windows: list[Tensor], tables: tuple[Tensor, ...], scaling: float, stream: int = 0) -> Tensor:
+    def decode(self, cache: Tensor, q: Tensor, windows: list[Tensor], tables: tuple[Tensor, ...], scaling: float,
+               stream: int = 0) -> tuple[Tensor, Tensor]:
         rows = (q if q.shape[1] > 1 else q[:, 0], cache[:, 0], self._layout, self._tables, *tables[:2], *windows, *tables[2:])
-        out, _ = torch.ops.oscar.coded_decode(*rows, softmax_scale=scaling, workspace=_workspace_of("coded", rows, scaling, stream))
-        return out.reshape(q.shape)
+        out, lse = torch.ops.oscar.coded_decode(*rows, softmax_scale=scaling, workspace=_workspace_of("coded", rows, scaling, stream))
+        return out.reshape(q.shape), lse.reshape(q.shape[:3])
 
 
 _workspaces: list[tuple[int, Tensor]] = []  # of a stream, all that ever were: graphs know their places; the last is the largest

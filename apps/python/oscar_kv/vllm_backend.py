@@ -9,17 +9,16 @@ work. A prompt's tokens see each other as they are, those of earlier chunks as t
 vLLM asks each layer for the size of a token and of a block while a server starts, when its weights are there and its cache is not.
 The interface is that of vLLM 0.32 (vllm/v1/attention/backend.py, backends/fa_utils.py, kv_cache_interface.py). On CUDA, requests of at most 8 new tokens are
 read by kernels, all at once, where these know the set (packed_layer.py); steps of such requests alone can be CUDA graphs. Others
-are read a request at a time, on any device, in pieces of bounded size (chunk_attention.py). Non-goals, refused: soft caps, sinks, ALiBi,
-layers that share caches, more ranks than KV heads.
+are read a request at a time, on any device, in pieces of bounded size (chunk_attention.py). Soft caps are not for the kernels; sinks are
+applied to outputs, whatever read them (score_rule.py). Non-goals, refused: ALiBi, layers that share caches, more ranks than KV heads.
 """
 import logging
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 from vllm.config import get_current_vllm_config
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 from vllm.model_executor.layers.attention import Attention as AttentionLayer
@@ -27,10 +26,11 @@ from vllm.platforms import current_platform
 from vllm.v1.attention.backend import AttentionBackend, AttentionCGSupport, AttentionImpl, AttentionMetadataBuilder, max_decode_query_len
 
 from . import packed_layer
-from .chunk_attention import Attention, attend, rehearse
+from .chunk_attention import Attention, attend, attention, rehearse
 from .decode_step import DecodeStep, PackedMetadata, Request, SharedStep, StepBuffers, chosen_of, running, uniform_of
 from .packed_layer import MOST_VALUES, PackedSlots, why_no_decode, why_no_kernels
 from .program import manifest_hash, set_path
+from .score_rule import ScoreRule
 from .sets import SetPart
 from .vllm_start import LAYER, is_packed, served_set
 from .window_blocks import MOST_NEW, WindowBlocks
@@ -128,29 +128,30 @@ def packed_layers(vllm_config: Any) -> list[Any]:
 
 
 @cache
-def flash_attention(head_size: int) -> Attention | None:
-    """The flash attention that vLLM brings, for prompts: on Hopper its third version takes two thirds of the time of torch's.
-    attention(q, keys, values, scaling, is_causal), bfloat16 (heads, tokens, d) each, any strides but of channels -> out of q's shape,
-    lse float32 (query heads, tokens). is_causal: query i sees keys 0 to i, as many as there are queries. None: vLLM has none for these
-    heads on this device."""
+def prompt_attention(head_size: int, soft_cap: float) -> Attention:
+    """chunk_attention.attention(), or the flash attention that vLLM brings where it has one for these heads on this device: on Hopper its
+    third version takes two thirds of the time of torch's. It takes bfloat16 rows, any strides but of channels, and as many keys as queries
+    where it is causal."""
+    own = partial(attention, soft_cap=soft_cap)
     if current_platform.device_type != "cuda":
-        return None
+        return own
     try:
         from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func, get_flash_attn_version
     except ImportError:
-        return None
-    version = get_flash_attn_version(head_size=head_size)
+        return own
+    version = get_flash_attn_version(head_size=head_size, requires_softcap=soft_cap > 0)
     if version not in (2, 3) or head_size > 256 or head_size % 8:
-        return None
+        return own
 
-    def attention(q: Tensor, keys: Tensor, values: Tensor, scaling: float, is_causal: bool) -> tuple[Tensor, Tensor]:
+    def flash(q: Tensor, keys: Tensor, values: Tensor, scaling: float, is_causal: bool) -> tuple[Tensor, Tensor]:
         counts = q.shape[1], keys.shape[1]
         places = [torch.arange(0, 2 * count, count, dtype=torch.int32, device=q.device) for count in counts]  # [0, count]
         out, lse = flash_attn_varlen_func(*(x.transpose(0, 1) for x in (q, keys, values)), counts[0], places[0], counts[1], places[1],
-                                          softmax_scale=scaling, causal=is_causal, return_softmax_lse=True, fa_version=version)
+                                          softmax_scale=scaling, causal=is_causal, softcap=soft_cap, return_softmax_lse=True,
+                                          fa_version=version)
         return out.transpose(0, 1), lse
 
-    return attention
+    return flash
 
 
 class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
@@ -260,8 +261,8 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
     def __init__(self, num_heads: int, head_size: int, scale: float, num_kv_heads: int | None = None,
                  alibi_slopes: Any = None, sliding_window: int | None = None, kv_cache_dtype: str = "auto",
                  logits_soft_cap: float | None = None, attn_type: str = "decoder",
-                 kv_sharing_target_layer_name: str | None = None, **others: Any):
-        wrong = {"alibi_slopes": alibi_slopes, "sliding_window": sliding_window, "logits_soft_cap": logits_soft_cap,
+                 kv_sharing_target_layer_name: str | None = None, sinks: Tensor | None = None, **others: Any):
+        wrong = {"alibi_slopes": alibi_slopes, "sliding_window": sliding_window,
                  "kv_sharing_target_layer_name": kv_sharing_target_layer_name, **others}
         names = [name for name, value in wrong.items() if isinstance(value, Tensor) or value]
         names += ["attn_type"] * (attn_type != "decoder") + ["kv_cache_dtype"] * (kv_cache_dtype not in ("auto", "bfloat16"))
@@ -269,7 +270,8 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
             raise NotImplementedError(f"oscar's attention backend does not know this model's {', '.join(names)}; unset OSCAR_KV_SET")
         self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
         self.num_kv_heads, self.kv_cache_dtype = num_kv_heads or num_heads, kv_cache_dtype
-        self.dtype, self._flash = get_current_vllm_config().model_config.dtype, flash_attention(head_size)
+        self.rule = ScoreRule(logits_soft_cap or 0.0, sinks)
+        self.dtype, self._attention = get_current_vllm_config().model_config.dtype, prompt_attention(head_size, self.rule.soft_cap)
         self.packed: PackedSlots | None = None
         self.block_size, self.room = 0, 0  # tokens of a block, bytes of a token in vLLM's cache
         self.most_copies = 0  # slots that windows need at most
@@ -280,6 +282,9 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
         if self.packed is None:
             shape = self.num_heads, self.num_kv_heads, self.head_size
             self.packed = _slots_of(layer.layer_name, shape, self.block_size or block_size, device, self.dtype)
+            self.rule.check(self.packed.sides[0])
+            if self.rule.soft_cap and self.packed.path == "kernels":
+                self.packed.path = "torch: soft caps"
         return self.packed
 
     def forward(self, layer: Any, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor,
@@ -288,7 +293,7 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
         """query, output: (tokens, query heads, d), key and value: (tokens, KV heads, d); kv_cache: (blocks, 1, tokens, bytes)."""
         if attn_metadata is None:  # a profiling run: what it takes is not given to the cache
             self.make_copies(self.most_copies, query.device)
-            rehearse(query, MOST_VALUES)
+            rehearse(query, MOST_VALUES, self.rule.soft_cap)
             return output.fill_(0)
         step, packed = attn_metadata, self.prepare(layer, kv_cache.shape[2], query.device)
         kv_cache = packed.of_rank(kv_cache)
@@ -303,9 +308,10 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
         for request in step.requests:
             own = slice(request.begin, request.end)
             if request.before == 0:
-                output[own] = self._prompt(query[own], key[own], value[own])
+                lse = self._prompt(query[own], key[own], value[own], output[own])
             else:
-                self._behind(request, query[own], stored[:, own], packed, kv_cache, output[own])
+                lse = self._behind(request, query[own], stored[:, own], packed, kv_cache, output[own])
+            self.rule.apply_sinks(output[own], lse)
         return output
 
     def copy_bytes(self, slots: int) -> int:
@@ -327,25 +333,26 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
     def _decode(self, turned: Tensor, step: DecodeStep, packed: Any, kv_cache: Tensor, output: Tensor) -> None:
         """New tokens of requests, whose outputs are written. turned: their queries, rotated."""
         pages = [copies[:, None] for copies in self._copies]  # of one token
-        out = packed.decode(kv_cache, turned.unflatten(0, (step.requests, -1)), pages, step.tables, self.scale)
+        out, lse = packed.decode(kv_cache, turned.unflatten(0, (step.requests, -1)), pages, step.tables, self.scale)
         native = output[:len(turned)] if step.gather is None else torch.empty_like(turned)
         packed.turn_back(out.flatten(0, 1), native)
+        self.rule.apply_sinks(native, lse.flatten(0, 1))
         if step.gather is not None:
             output[step.places] = native[step.real]
 
-    def _prompt(self, *rows: Tensor) -> Tensor:
-        """Tokens that have none before them, (tokens, heads, d)."""
-        turned = [x.transpose(0, 1) for x in rows]
-        out = (self._flash(*turned, self.scale, True)[0] if self._flash is not None else scaled_dot_product_attention(
-            *(x[None] for x in turned), is_causal=True, scale=self.scale, enable_gqa=self.num_heads != self.num_kv_heads)[0])
-        return out.transpose(0, 1)
+    def _prompt(self, q: Tensor, key: Tensor, value: Tensor, output: Tensor) -> Tensor:
+        """Tokens that have none before them, (tokens, heads, d), of which outputs are written -> lse (tokens, query heads)."""
+        out, lse = self._attention(*(x.transpose(0, 1) for x in (q, key, value)), self.scale, True)
+        output.copy_(out.transpose(0, 1))
+        return lse.transpose(0, 1)
 
-    def _behind(self, request: Request, q: Tensor, new: Tensor, packed: PackedSlots, kv_cache: Tensor, output: Tensor) -> None:
-        """Tokens behind others: q (tokens, query heads, d), of which outputs are written; new: their keys and values as stored."""
+    def _behind(self, request: Request, q: Tensor, new: Tensor, packed: PackedSlots, kv_cache: Tensor, output: Tensor) -> Tensor:
+        """The same of tokens behind others; new: their keys and values as stored."""
         turned = torch.empty(q.shape, dtype=torch.bfloat16, device=q.device)
         packed.turn(q, turned)
-        out = attend(turned, new, self._copies[:, request.windows], packed, kv_cache, request.history, self.scale, self._flash)
+        out, lse = attend(turned, new, self._copies[:, request.windows], packed, kv_cache, request.history, self.scale, self._attention)
         packed.turn_back(out, output)
+        return lse
 
 
 class PackedBackend(AttentionBackend):
