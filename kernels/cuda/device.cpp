@@ -7,6 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include "base/errors.hpp"
+#include "base/text.hpp"
 #include "kernels/backend.hpp"
 #include "kernels/cuda/rows.hpp"
 
@@ -114,16 +116,20 @@ cudaMemPool_t make_pool(int ordinal) {
 
 /// H100 and A100 have fp64 tensor cores and half as many fp64 units as fp32 ones; other GPUs 1/32 or 1/64 as many.
 bool has_fast_f64(int ordinal) {
-  const char* products = std::getenv("OSCAR_CUDA_PRODUCTS");
-  if (products != nullptr) return std::string_view(products) != "fp32";
+  const char* given = std::getenv("OSCAR_CUDA_PRODUCTS");
+  const std::string_view products = given == nullptr ? "" : given;
+  if (products == "fp32" || products == "fp64") return products == "fp64";
+  if (given != nullptr) throw UsageError("unknown products", "OSCAR_CUDA_PRODUCTS", "set fp32 or fp64, or unset it");
   return attribute(ordinal, cudaDevAttrSingleToDoublePrecisionPerfRatio) <= 4;
 }
 
 /// From OSCAR_CUDA_MEMORY_LIMIT, in MiB.
 std::size_t memory_limit() {
   const char* text = std::getenv("OSCAR_CUDA_MEMORY_LIMIT");
-  const std::size_t mebibytes = text == nullptr ? 0 : std::strtoull(text, nullptr, 10);
-  return mebibytes == 0 ? std::numeric_limits<std::size_t>::max() : mebibytes * kMebi;
+  if (text == nullptr) return std::numeric_limits<std::size_t>::max();
+  const int mebibytes = parse_number(text).value_or(0);
+  if (mebibytes > 0) return static_cast<std::size_t>(mebibytes) * kMebi;
+  throw UsageError("not a number of MiB above 0", "OSCAR_CUDA_MEMORY_LIMIT", "set one, or unset it");
 }
 
 }  // namespace

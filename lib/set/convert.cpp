@@ -143,7 +143,7 @@ Set taken(Set set, SetFormat to, std::string part, std::vector<std::string>& los
 void write_folder(const fs::path& out, const Set& set, SetFormat to, const ConvertOptions& options) {
   const RotationPart& part = set.rotations.begin()->second;
   AtomicFolder folder(out, options.replace ? RequireOurs(require_bare_files) : nullptr);
-  if (to == SetFormat::kPt) write_rotation_pt_files(folder.path(), part, options.pt_version);
+  if (to == SetFormat::kPt) write_rotation_pt_files(folder.path(), part, options.pt_version.value_or(0));
   if (to == SetFormat::kMla) write_rotation_mla(folder.path(), part);
   folder.commit();
 }
@@ -169,7 +169,7 @@ std::vector<std::string> losses(const Set& set, SetFormat format, const ConvertO
   std::vector<std::string> lost;
   const bool plain = format == SetFormat::kGguf || format == SetFormat::kMla;
   const bool bare = format == SetFormat::kPt || format == SetFormat::kMla;
-  const bool covariances = format == SetFormat::kSet && options.formats.h5;
+  const bool covariances = format == SetFormat::kSet && options.formats.value_or(RotationFormats()).h5;
   if (plain && any([](const SideTransform& s) { return !s.eigenvalues.empty(); })) lost.emplace_back("eigenvalues");
   if (!covariances && any([](const SideTransform& s) { return s.covariance.count > 0; }))
     lost.emplace_back("covariances");
@@ -186,8 +186,11 @@ void check_usage(SetFormat to, const ConvertOptions& options) {
                                             : "only GGUF output takes a model",
                      "--into", to == SetFormat::kGguf ? "name it with --into MODEL.gguf" : "leave it out");
   }
-  if (options.pt_version != 0 && to != SetFormat::kPt) {
+  if (options.pt_version && to != SetFormat::kPt) {
     throw UsageError("only .pt output has versions", "--pt-version", "add --to pt, or leave it out");
+  }
+  if (options.formats && to != SetFormat::kSet) {
+    throw UsageError("only a set's files are chosen", "--format", "add --to set, or leave it out");
   }
 }
 
@@ -235,7 +238,7 @@ ConvertResult convert_set(const fs::path& in, const fs::path& out, const Convert
   std::ranges::copy(losses(set, result.to, options), std::back_inserter(result.lost));
   switch (result.to) {
     case SetFormat::kSet:
-      write_set(out, set, options.formats, options.replace);
+      write_set(out, set, options.formats.value_or(RotationFormats()), options.replace);
       break;
     case SetFormat::kPt:
     case SetFormat::kMla:

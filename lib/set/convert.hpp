@@ -42,10 +42,10 @@ struct ConvertOptions {
   std::string pair;
   /// The part to take; empty: of a set's folder all, for others "rotations" or else the only part of rotations.
   std::string part;
-  /// The version of .pt files: 1, 2 or 3; 0: the lowest that holds the set.
-  int pt_version = 0;
+  /// The version of .pt files: 1, 2 or 3; 0, or none: the lowest that holds the set.
+  std::optional<int> pt_version;
   /// The files to write of parts with rotations, for kSet.
-  RotationFormats formats;
+  std::optional<RotationFormats> formats;
   bool replace = false;
 };
 

@@ -101,6 +101,7 @@ class Pull {
         examine_(examine),
         cache_(options.cache.empty() ? default_cache_folder() : options.cache) {
     if (is_hub_address(options.name)) {
+      if (options.zoo) throw UsageError("a folder on the Hub is in no zoo", "--zoo", "leave it out");
       hub_ = parse_hub_address(options.name);
       zoo_ = hub_endpoint();
       asked_ = hub_->text() + (options.pair.empty() ? "" : " --pair " + options.pair);

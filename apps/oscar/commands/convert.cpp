@@ -11,13 +11,13 @@ namespace {
 
 struct ConvertCommand {
   std::filesystem::path in, out;
-  std::string to, formats = "pt,h5";
+  std::string to, formats;
   ConvertOptions options;
 };
 
 void run(ConvertCommand& command, Context& context) {
   if (!command.to.empty()) command.options.to = set_format_from_name(command.to);
-  command.options.formats = parse_rotation_formats(command.formats);
+  if (!command.formats.empty()) command.options.formats = parse_rotation_formats(command.formats);
   const ConvertResult result = convert_set(command.in, command.out, command.options);
   for (const std::string& lost : result.lost) {
     context.status->notice("lost, since " + std::string(name_of(result.to)) + " has no place for it: " + lost);
@@ -64,11 +64,11 @@ void register_convert(CLI::App& app, Context& context) {
                       "Of a folder with several pairs of .pt files, which: what follows k_rotation_ in the name of its "
                       "key file (perhead); default: the only pair");
   convert
-      ->add_option("--pt-version", command->options.pt_version, "With --to pt: 1, 2 or 3; 0 = the lowest that holds it")
-      ->check(CLI::Range(0, 3))
-      ->capture_default_str();
-  convert->add_option("--format", command->formats, "With a set as output, files of its rotations: pt, h5 or both")
-      ->capture_default_str();
+      ->add_option("--pt-version", command->options.pt_version,
+                   "With --to pt: 1, 2 or 3; 0, the default: the lowest that holds it")
+      ->check(CLI::Range(0, 3));
+  convert->add_option("--format", command->formats,
+                      "With a set as output, files of its rotations: pt, h5 or both, the default");
   convert->add_flag("--force", command->options.replace, "Replace OUT if it exists");
   add_json_option(*convert, context);
   convert->callback([command, &context] { run(*command, context); });

@@ -44,8 +44,10 @@ void register_pull(CLI::App& app, Context& context) {
       "--pair", options->pair,
       "Of a folder on the Hub with several pairs of .pt files, which: what follows k_rotation_ in the name "
       "of its key file (perhead); default: the only pair");
-  writes(pull->add_option("--out", options->out, "Write the set to this folder; default: the cache"))->type_name("DIR");
-  pull->add_flag("--force", options->force, "Replace another set in --out");
+  CLI::Option* out =
+      writes(pull->add_option("--out", options->out, "Write the set to this folder; default: the cache"));
+  out->type_name("DIR");
+  pull->add_flag("--force", options->force, "Replace another set in --out")->needs(out);
   CLI::Option* offline = pull->add_flag("--offline", options->offline, "Use only what the cache has");
   pull->add_flag("--refresh", options->refresh, "Ask a web zoo again although the cache knows the name")
       ->excludes(offline);

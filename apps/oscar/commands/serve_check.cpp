@@ -306,6 +306,21 @@ void add_check_options(CLI::App& command, ServeCheckCommand& c) {
   add(more_long, "--temperature", c.long_options.temperature, "Of all that is not quoted")->check(kNonNegative);
 }
 
+/// Refuses what only checks, or only long answers, take.
+void check_usage(const CLI::App& command, const ServeCheckCommand& c) {
+  const auto refuse = [&](std::initializer_list<const char*> names, const char* what) {
+    if (const char* given = first_given(command, names)) throw UsageError(what, given, "leave it out");
+  };
+  if (!c.save_long.empty()) {
+    refuse({"SET", "--reference", "--for", "--prompts", "--needles", "--generate", "--min-ratio", "--max-ratio",
+            "--min-agreement"},
+           "--save-long checks nothing");
+  } else if (c.long_reference.empty()) {
+    refuse({"--passages", "--questions", "--long-tokens", "--answer-tokens", "--temperature"},
+           "there are no long answers without --long or --save-long");
+  }
+}
+
 }  // namespace
 
 void register_serve_check(CLI::App& app, Context& context) {
@@ -330,7 +345,10 @@ void register_serve_check(CLI::App& app, Context& context) {
   command->remove_option(command->get_option("--layers"));
   add_check_options(*command, *options);
   add_json_option(*command, context);
-  command->callback([options, &context] { ServeCheck(*options, context).run(); });
+  command->callback([options, command, &context] {
+    check_usage(*command, *options);
+    ServeCheck(*options, context).run();
+  });
 }
 
 }  // namespace oscar

@@ -9,8 +9,7 @@
 //     does, values times blocks of 64.
 //   fp8:   e4m3(x), the engines' default scale of 1
 //   fp8_scaled: s e4m3(x / s), s = max |x| / 448 of a layer's keys or values: here of the history
-//   fp8_per_token_head, int8_per_token_head: the same with s of each row, and round(x / s), ties away from 0, of
-//     max |x| / 127
+//   int8_per_token_head: s round(x / s), ties away from 0, s = max |x| / 127 of each row
 //   nvfp4: blocks of 16: s = e4m3(max |x| / (6 g)), x^ = s g e2m1(x / (s g)); g fp32, of the layer: here of the
 //     history, such that the largest s is 448
 #include <cmath>
@@ -92,28 +91,25 @@ std::vector<Peer> engine_formats() {
                              .description = "TurboQuant as in vLLM, every layer quantised: 3-bit keys and values",
                              .key = turboquant_keys(3),
                              .value = affine_by_token({.levels = 8, .rounding = Rounding::kUp}, 0)}};
-  const auto add_gguf = [&](const std::string& name, const std::string& type, const std::string& what, SideMethod key,
-                            SideMethod value) {
-    formats.push_back(
-        {.name = name, .description = what, .key = std::move(key), .value = std::move(value), .llama_cpp = type});
-  };
-  const auto add_vllm = [&](const std::string& name, const std::string& type, const std::string& what,
-                            const SideMethod& side) {
-    formats.push_back({.name = name, .description = what, .key = side, .value = side, .vllm = type});
+  const auto add = [&](Peer format, const SideMethod& key, const SideMethod& value) {
+    format.key = key, format.value = value;
+    formats.push_back(std::move(format));
   };
   for (const auto& [name, side] : {std::pair{"q8_0", by_token(q8_0, kGgmlBlock, fixed_bits(8.5))},
                                    std::pair{"q4_0", by_token(q4_0, kGgmlBlock, fixed_bits(4.5))}}) {
-    const std::string what = std::string("llama.cpp's ") + name;
-    add_gguf(name, name, what, side, side);
-    add_gguf(std::string(name) + "_rot", name, what + " with its attention rotation", rotated_as_llama_cpp(side, 0),
-             rotated_as_llama_cpp(side, 64));
+    const std::string type = name, what = "llama.cpp's " + type;
+    add({.name = type, .description = what, .llama_cpp = type}, side, side);
+    add({.name = type + "_rot", .description = what + " with its attention rotation", .llama_cpp = type},
+        rotated_as_llama_cpp(side, 0), rotated_as_llama_cpp(side, 64));
   }
+  const auto add_vllm = [&](const char* name, const char* type, const char* what, const SideMethod& side) {
+    add({.name = name, .description = what, .vllm = type}, side, side);
+  };
+  const auto whole = [](const History& history) { scaled_fp8(history.rows); };
   const Bits with_scale = [](const KvShape& shape) { return StoredBits{8 + 32.0 / shape.head_dim, 0}; };
   add_vllm("fp8", "fp8", "FP8 e4m3, scale 1", by_token(fp8, 0, fixed_bits(8)));
   add_vllm("fp8_scaled", "fp8", "FP8 e4m3; a scale for a layer's keys and one for its values, of the history itself",
-           {[](const History& history) { scaled_fp8(history.rows); }, fixed_bits(8)});
-  add_vllm("fp8_per_token_head", "fp8_per_token_head", "FP8 e4m3, a scale for each row",
-           by_token(scaled_fp8, 0, with_scale));
+           {whole, fixed_bits(8)});
   add_vllm("int8_per_token_head", "int8_per_token_head", "INT8, a scale for each row", by_token(int8, 0, with_scale));
   add_vllm("nvfp4", "nvfp4", "NVFP4, blocks of 16; global scale of the history itself", {nvfp4, fixed_bits(4.5)});
   return formats;

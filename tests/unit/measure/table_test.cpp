@@ -63,7 +63,6 @@ TEST_CASE("bits per element, and errors on Gaussian rows") {
                                {"q4_0_rot", 4.5, 4.5, 21.32, 21.32},
                                {"fp8", 8, 8, 31.53, 31.53},
                                {"fp8_scaled", 8, 8, 31.55, 31.55},
-                               {"fp8_per_token_head", 8.25, 8.25, 31.80, 31.80},
                                {"int8_per_token_head", 8.25, 8.25, 43.78, 43.78},
                                {"nvfp4", 4.5, 4.5, 20.44, 20.44}};
   for (const Row& row : table) {
