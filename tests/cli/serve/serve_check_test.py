@@ -99,9 +99,9 @@ class ServeCheckTest(unittest.TestCase):
             def with_settings(answer, told=told):
                 return answer | {"internal_states": [{"env_vars": told}]} if "data" in answer else answer
             with self.quantised(change=with_settings) as server:
-                code, report, errors = check(server, prompts="2", needles="0", generate="8")
+                code, report, errors = check(server, prompts="1", needles="0", generate="8")
             self.assertEqual((code, bool(report["reasons"])), (3, True) if words else (0, False), report)
-            self.assertEqual("only 14 generated tokens compared, fewer than 100" in errors, words is None, errors)
+            self.assertEqual("only 7 generated tokens compared, fewer than 100" in errors, words is None, errors)
             self.assertIn(words or "", " ".join(report["reasons"]))
 
     def test_asks_which_server_it_is_where_servers_read_different_parts(self):
@@ -171,7 +171,7 @@ class ServeCheckTest(unittest.TestCase):
                  ({"token": lambda i: "no such token"}, 1, "no place in the model's vocabulary"))
         for options, expected, words in cases:
             with self.exact(**options) as server:
-                code, _, errors = check(server, generate="2")
+                code, _, errors = check(server, prompts="1", needles="0", generate="2")
             self.assertEqual(code, expected, errors)
             self.assertIn(words, errors)
         with self.exact() as server:

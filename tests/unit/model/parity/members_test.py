@@ -24,7 +24,7 @@ import parity
 from class_members import OUTER
 from tiny_models import SEEING
 
-TOKENS, TOGETHER = 40, 6
+TOKENS, TOGETHER = 40, 12
 TABLE = class_members.table()
 README = (Path(__file__).parents[4] / "apps/oscar/README.md").read_text(encoding="utf-8")
 # Tried are, in every family: "everywhere", whether its class has the member or not, and "together"; and "own" where its class has it.
