@@ -83,8 +83,8 @@ def builder(found=None, blocks=40, requests=4, tokens=64):
 class Server:
     """What vLLM's runner does for one layer: blocks for requests, steps of some tokens of each."""
 
-    def __init__(self, blocks=40, rule={}, **limits):
-        self.layers = layers(rule=rule)
+    def __init__(self, blocks=40, rule={}, others={}, **limits):
+        self.layers = layers(rule=rule, **others)
         self.layer = self.layers[NAME]
         spec = spec_of(self.layers)
         self.cache = torch.zeros(blocks, spec.num_head_slots, BLOCK, spec.state_content_bytes, dtype=spec.dtype, device=DEVICE)
@@ -237,6 +237,31 @@ class BackendTest(unittest.TestCase):
         self.check(self.uncentred(coded_set(sink=32)), path="kernels", rule=sinks, limit=limit)
         self.check(self.uncentred(set_of(sink=32)), path="kernels", rule=sinks, limit=limit)
         self.check(self.uncentred(set_of(sink=32)), path="torch: soft caps", rule=cap, limit=limit)
+
+    def test_a_layer_that_reads_the_cache_of_another(self):
+        """With the same queries it says the same, and changes nothing."""
+        shared = vllm_fakes.FakeAttention("model.layers.9.self_attn.attn", vllm_backend.PackedBackend, SPEC)
+        for path in ("torch: the cache is on cpu, the kernels on CUDA", "kernels"):
+            shared.impl = vllm_backend.PackedImpl(HEADS, DIM, SCALE, KV_HEADS, kv_sharing_target_layer_name=NAME)
+            rotations = coded_set(sink=16)
+            self.serve(rotations)
+            server = Server(others={shared.layer_name: shared})
+
+            def step(rows, seen):
+                call, outputs = server.prepared(rows, seen)
+                call()
+                again, held = torch.full_like(call.output, 7), [x.clone() for x in (server.cache, server.layer.impl._copies)]
+                shared.impl.forward(shared, call.inputs[0], None, None, server.cache, server.metadata, again)
+                self.assertTrue(torch.equal(again, call.output))
+                self.assertTrue(all(map(torch.equal, held, (server.cache, server.layer.impl._copies))))
+                return outputs
+
+            server.step = step
+            self.run_steps(server, {name: Expected(rotations, rows_of(120, seed)) for name, seed in (("a", 10), ("b", 20))},
+                           [{"a": 50}, {"a": 1, "b": 33}, {"b": 40, "a": 1}] + [{"b": 1, "a": 1}] * 9)
+            if DEVICE == "cpu":
+                self.assertEqual(server.layer.impl.packed.path, path)
+            self.by_kernels()
 
     def by_kernels(self):
         """On the CPU by the operators, too."""

@@ -135,6 +135,12 @@ class FeaturesTest(ServedModel):
         """Gemma 2, whose scores have a spread that its cap cuts."""
         self.check_hybrid(self.hybrid("Gemma2", num_hidden_layers=4, head_dim=64, query_pre_attn_scalar=4, attn_logit_softcapping=4.0))
 
+    def test_layers_that_read_the_cache_of_another(self):
+        """Gemma 4: the last four of eight layers have no keys. Queries are small, or rounding would choose what they see."""
+        self.check_hybrid(self.hybrid("Gemma4", lambda attention: attention.q_norm.weight.data.fill_(0.2), num_hidden_layers=8, head_dim=64,
+                                      global_head_dim=64, num_kv_shared_layers=4, hidden_size_per_layer_input=16,
+                                      vocab_size_per_layer_input=2048, layer_types=["sliding_attention", "full_attention"] * 4))
+
     def check_two_ranks(self, path):
         self.served("--tensor-parallel-size", "2", model=LARGER, OSCAR_KV_SET=str(path))
         self.assertIn("is served in 6 layers", self.said())

@@ -10,7 +10,8 @@ vLLM asks each layer for the size of a token and of a block while a server start
 The interface is that of vLLM 0.32 (vllm/v1/attention/backend.py, backends/fa_utils.py, kv_cache_interface.py). On CUDA, requests of at most 8 new tokens are
 read by kernels, all at once, where these know the set (packed_layer.py); steps of such requests alone can be CUDA graphs. Others
 are read a request at a time, on any device, in pieces of bounded size (chunk_attention.py). Soft caps are not for the kernels; sinks are
-applied to outputs, whatever read them (score_rule.py). Non-goals, refused: ALiBi, layers that share caches, more ranks than KV heads.
+applied to outputs, whatever read them (score_rule.py). A layer without keys of its own reads what another has (Gemma 4). Non-goals, refused:
+ALiBi, more ranks than KV heads.
 """
 import logging
 from dataclasses import replace
@@ -124,7 +125,8 @@ def pack_specs() -> None:
 
 
 def packed_layers(vllm_config: Any) -> list[Any]:
-    return [layer for layer in vllm_config.compilation_config.static_forward_context.values() if is_packed(layer)]
+    """Those that have a cache."""
+    return [layer for layer in vllm_config.compilation_config.static_forward_context.values() if is_packed(layer) and layer.impl.source_name is None]
 
 
 @cache
@@ -166,6 +168,9 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
         layers = vllm_config.compilation_config.static_forward_context
         for layer in packed_layers(vllm_config):
             layer.impl.prepare(layer, kv_cache_spec.block_size, device)
+        for impl in (layer.impl for layer in layers.values() if is_packed(layer) and layer.impl.source_name is not None):
+            impl.source = layers[impl.source_name].impl
+            impl.source.is_shared = True
         own = [layer for layer in packed_layers(vllm_config) if layer.layer_name in layer_names]
         self.by_kernels = all(layer.impl.packed.path == "kernels" for layer in own)
         known, scheduler = vllm_config.cache_config.num_gpu_blocks, vllm_config.scheduler_config
@@ -262,8 +267,7 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
                  alibi_slopes: Any = None, sliding_window: int | None = None, kv_cache_dtype: str = "auto",
                  logits_soft_cap: float | None = None, attn_type: str = "decoder",
                  kv_sharing_target_layer_name: str | None = None, sinks: Tensor | None = None, **others: Any):
-        wrong = {"alibi_slopes": alibi_slopes, "sliding_window": sliding_window,
-                 "kv_sharing_target_layer_name": kv_sharing_target_layer_name, **others}
+        wrong = {"alibi_slopes": alibi_slopes, "sliding_window": sliding_window, **others}
         names = [name for name, value in wrong.items() if isinstance(value, Tensor) or value]
         names += ["attn_type"] * (attn_type != "decoder") + ["kv_cache_dtype"] * (kv_cache_dtype not in ("auto", "bfloat16"))
         if names:
@@ -274,6 +278,8 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
         self.dtype, self._attention = get_current_vllm_config().model_config.dtype, prompt_attention(head_size, self.rule.soft_cap)
         self.packed: PackedSlots | None = None
         self.block_size, self.room = 0, 0  # tokens of a block, bytes of a token in vLLM's cache
+        self.source_name, self.source = kv_sharing_target_layer_name, self  # the layer whose cache it reads, and that one's PackedImpl
+        self.is_shared, self.new = False, None  # whether others read its cache, and for those its keys and values of the step, plain and stored
         self.most_copies = 0  # slots that windows need at most
         self._copies: Tensor | None = None  # keys and values, bfloat16 (2, slots, KV heads, d), as stored
 
@@ -290,19 +296,25 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
     def forward(self, layer: Any, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor,
                 attn_metadata: PackedMetadata | None, output: Tensor, output_scale: Any = None,
                 output_block_scale: Any = None) -> Tensor:
-        """query, output: (tokens, query heads, d), key and value: (tokens, KV heads, d); kv_cache: (blocks, 1, tokens, bytes)."""
+        """query, output: (tokens, query heads, d), key and value: (tokens, KV heads, d), None in a layer that reads the cache of another;
+        kv_cache: (blocks, 1, tokens, bytes)."""
         if attn_metadata is None:  # a profiling run: what it takes is not given to the cache
             self.make_copies(self.most_copies, query.device)
             rehearse(query, MOST_VALUES, self.rule.soft_cap)
             return output.fill_(0)
-        step, packed = attn_metadata, self.prepare(layer, kv_cache.shape[2], query.device)
+        step, packed = attn_metadata, self.source.prepare(layer, kv_cache.shape[2], query.device)
         kv_cache = packed.of_rank(kv_cache)
         queries = query[:0] if step.decoded is None else step.decoded.queries(query)
-        rows = key[:step.num_actual_tokens], value[:step.num_actual_tokens]
         turned = torch.empty(queries.shape, dtype=torch.bfloat16, device=query.device)
-        stored = torch.empty(len(rows[0]), 2, *key.shape[1:], dtype=torch.bfloat16, device=key.device).transpose(0, 1)
-        packed.rotate(rows, stored, step.copies, self._copies, queries, turned)
-        packed.write(kv_cache, step.slots, stored)
+        if self.source is not self:
+            key, value, stored = self.source.new
+            packed.turn(queries, turned)
+        else:
+            rows = key[:step.num_actual_tokens], value[:step.num_actual_tokens]
+            stored = torch.empty(len(rows[0]), 2, *key.shape[1:], dtype=torch.bfloat16, device=key.device).transpose(0, 1)
+            packed.rotate(rows, stored, step.copies, self._copies, queries, turned)
+            packed.write(kv_cache, step.slots, stored)
+            self.new = (key, value, stored) if self.is_shared else None
         if step.decoded is not None:
             self._decode(turned, step.decoded, packed, kv_cache, output)
         for request in step.requests:
@@ -332,7 +344,7 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
 
     def _decode(self, turned: Tensor, step: DecodeStep, packed: Any, kv_cache: Tensor, output: Tensor) -> None:
         """New tokens of requests, whose outputs are written. turned: their queries, rotated."""
-        pages = [copies[:, None] for copies in self._copies]  # of one token
+        pages = [copies[:, None] for copies in self.source._copies]  # of one token
         out, lse = packed.decode(kv_cache, turned.unflatten(0, (step.requests, -1)), pages, step.tables, self.scale)
         native = output[:len(turned)] if step.gather is None else torch.empty_like(turned)
         packed.turn_back(out.flatten(0, 1), native)
@@ -350,7 +362,7 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
         """The same of tokens behind others; new: their keys and values as stored."""
         turned = torch.empty(q.shape, dtype=torch.bfloat16, device=q.device)
         packed.turn(q, turned)
-        out, lse = attend(turned, new, self._copies[:, request.windows], packed, kv_cache, request.history, self.scale, self._attention)
+        out, lse = attend(turned, new, self.source._copies[:, request.windows], packed, kv_cache, request.history, self.scale, self._attention)
         packed.turn_back(out, output)
         return lse
 

@@ -49,6 +49,7 @@ def _check_options(config: Any) -> None:
             (getattr(parallel, "prefill_context_parallel_size", 1) > 1,
              "contexts are dealt to ranks; leave --prefill-context-parallel-size out"),
             (parallel.decode_context_parallel_size > 1, "contexts are dealt to ranks; leave --decode-context-parallel-size out"),
+            (getattr(cache, "kv_sharing_fast_prefill", False), "prompts skip layers; leave --kv-sharing-fast-prefill out"),
             (parallel.use_ubatching, "steps are cut into microbatches; leave --enable-dbo and --ubatch-size out"),
             (model.is_hybrid, "the model has layers of linear attention or Mamba, whose pages decide how large all others are; unset OSCAR_KV_SET"),
             (parallel.tensor_parallel_size > model.get_total_num_kv_heads(),
