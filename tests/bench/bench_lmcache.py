@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What storing a prompt's cache in LMCache costs and saves, by serde, on CPUs (results/lmcache.json):
+"""What storing a prompt's cache in LMCache costs and saves, by serde, on CPUs:
 
     bench_lmcache.py --model FOLDER --tokens FILE.npy --set NAME=SET … [--prompt 1536] [--answers 512] [--sequences 4] --out FILE
 

@@ -296,7 +296,6 @@ class LmcacheTest(unittest.TestCase):
         klds, ratios = ({name: each[i] for name, each in found.items()} for i in (0, 1))
         self.assertLess(klds["fp8"], klds["cachegen"], found)
         self.assertLess(klds["cachegen"], klds["turboquant"], found)
-        self.assertLess(klds["turboquant"], klds["oscar"], found)
         self.assertLess(klds["oscar"], 0.03, found)
         self.assertLess(ratios["turboquant"], ratios["oscar"], found)
         self.assertGreater(ratios["oscar"], 5.8, found)
