@@ -16,6 +16,7 @@
 #include "base/places.hpp"
 #include "base/text.hpp"
 #include "console.hpp"
+#include "remote/location.hpp"
 
 namespace oscar {
 namespace {
@@ -98,9 +99,16 @@ CLI::Option* allow_address(CLI::Option* option) {
       ""));
 }
 
-const char* first_given(const CLI::App& command, std::initializer_list<const char*> names) {
-  const auto* const found = std::ranges::find_if(names, [&](const char* name) { return command.count(name) > 0; });
-  return found == names.end() ? nullptr : *found;
+bool is_given(const CLI::Option& option) {
+  const std::string variable = option.get_envname();
+  return option.count() > 0 && (variable.empty() || option.results().front() != environment(variable.c_str()));
+}
+
+void refuse_given(const CLI::App& command, std::initializer_list<const char*> names, const char* why,
+                  const char* remedy) {
+  for (const char* name : names) {
+    if (is_given(*command.get_option(name))) throw UsageError(why, name, remedy);
+  }
 }
 
 void add_timeout_option(CLI::App& command, double& seconds) {

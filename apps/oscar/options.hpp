@@ -53,8 +53,11 @@ extern const CLI::Validator kCount;
 void add_json_option(CLI::App& command, Context& context);
 /// Lets a folder that is read be an address, too: hf://ORG/NAME, http:// or https://.
 CLI::Option* allow_address(CLI::Option* option);
-/// The first of these options that is given; null: none.
-const char* first_given(const CLI::App& command, std::initializer_list<const char*> names);
+/// Whether the command line or a file gives the option: what the environment says is for all commands.
+bool is_given(const CLI::Option& option);
+/// Throws UsageError for the first of these options that is given: why nothing takes it.
+void refuse_given(const CLI::App& command, std::initializer_list<const char*> names, const char* why,
+                  const char* remedy = "leave it out");
 /// Adds --timeout.
 void add_timeout_option(CLI::App& command, double& seconds);
 /// Sends a command's machine-readable result where --json says; does nothing without --json.

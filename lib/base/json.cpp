@@ -18,7 +18,7 @@ constexpr char kRemedy[] = "write or fetch the file again";
 /// Refuses what readers of JSON disagree about, in a pass of its own: the parser takes quadratic time where it asks.
 class Strict : public nlohmann::detail::json_sax_acceptor<Json> {
  public:
-  explicit Strict(const std::string& where) : where_(where) {}
+  Strict(const std::string& where, std::size_t bytes) : where_(where), containers_left_(100'000 + bytes / 8) {}
 
   bool start_object(std::size_t /*size*/) {
     keys_.emplace_back();
@@ -27,7 +27,9 @@ class Strict : public nlohmann::detail::json_sax_acceptor<Json> {
   bool start_array(std::size_t /*size*/) {
     // Documents from outside may nest until a recursive function (dump, a validator) runs out of stack.
     if (++depth_ > kMaxDepth) throw DataError("not valid JSON: nested too deeply", where_, kRemedy);
-    return true;
+    // An empty array takes fifty times the memory of its text.
+    if (containers_left_-- > 0) return true;
+    throw DataError("more arrays and objects than a JSON document of this size holds", where_, kRemedy);
   }
   bool key(std::string& name) {
     if (keys_.back().insert(name).second) return true;
@@ -41,6 +43,7 @@ class Strict : public nlohmann::detail::json_sax_acceptor<Json> {
 
  private:
   const std::string& where_;
+  std::size_t containers_left_;
   int depth_ = 0;
   std::vector<std::unordered_set<std::string>> keys_;  // of the objects that are open
 };
@@ -50,7 +53,7 @@ class Strict : public nlohmann::detail::json_sax_acceptor<Json> {
 Json parse_json(std::string_view text, const std::string& where) {
   // The parser takes a zero byte for the end of the text.
   if (text.find('\0') != std::string_view::npos) throw DataError("not valid JSON: a zero byte", where, kRemedy);
-  Strict strict(where);
+  Strict strict(where, text.size());
   try {
     (void)Json::sax_parse(text, &strict);
     return Json::parse(text);

@@ -139,6 +139,26 @@ void require_readers(const std::vector<const Reader*>& asked, const FitOptions& 
                    "leave that out, or give readers that can: --for " + able);
 }
 
+/// The recipe of rotations that options name, whoever can read them.
+Recipe resolve_recipe(const FitOptions& options) {
+  Recipe recipe{.kind = kind_of(options.recipe),
+                .name = options.recipe,
+                .key_objective = find_moment(options.key_objective).value(),
+                .composition = composition_from_name(options.composition),
+                .center = options.center,
+                .stretch_power = options.stretch_power,
+                .stretch_lambda = options.stretch_lambda,
+                .windows = options.windows};
+  const bool stretched = recipe.kind == Recipe::Kind::kStretch;
+  const std::string usual = stretched ? "head,layer" : "layer";
+  std::tie(recipe.key_per_head, recipe.value_per_head) =
+      per_head(options.granularity.empty() ? usual : options.granularity, "--granularity");
+  std::tie(recipe.key_clip_per_head, recipe.value_clip_per_head) =
+      per_head(options.clip_granularity, "--clip-granularity");
+  recipe.codecs = codecs_of(options);
+  return recipe;
+}
+
 std::string granularity(bool key_per_head, bool value_per_head) {
   const std::string key = key_per_head ? "head" : "layer", value = value_per_head ? "head" : "layer";
   return key == value ? key : key + "," + value;
@@ -186,26 +206,6 @@ FitPlan plan_parts(const FitOptions& options, bool codable) {
   }
   require_takers(options, plan.coded, !plan.rotations.empty());
   return plan;
-}
-
-Recipe resolve_recipe(const FitOptions& options) {
-  check_options(options);
-  Recipe recipe{.kind = kind_of(options.recipe),
-                .name = options.recipe,
-                .key_objective = find_moment(options.key_objective).value(),
-                .composition = composition_from_name(options.composition),
-                .center = options.center,
-                .stretch_power = options.stretch_power,
-                .stretch_lambda = options.stretch_lambda,
-                .windows = options.windows};
-  const bool stretched = recipe.kind == Recipe::Kind::kStretch;
-  const std::string usual = stretched ? "head,layer" : "layer";
-  std::tie(recipe.key_per_head, recipe.value_per_head) =
-      per_head(options.granularity.empty() ? usual : options.granularity, "--granularity");
-  std::tie(recipe.key_clip_per_head, recipe.value_clip_per_head) =
-      per_head(options.clip_granularity, "--clip-granularity");
-  recipe.codecs = codecs_of(options);
-  return recipe;
 }
 
 Json to_json(const Recipe& recipe, const FitOptions& options) {

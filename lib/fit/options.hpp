@@ -72,8 +72,6 @@ struct FitPlan {
 /// or readers that cannot read what would be made for them.
 [[nodiscard]] FitPlan plan_parts(const FitOptions& options, bool codable = true);
 
-/// Returns the recipe of rotations that options name, whoever can read them. Throws UsageError as plan_parts() does.
-[[nodiscard]] Recipe resolve_recipe(const FitOptions& options);
 /// Returns the recipe with every option, for the manifest.
 [[nodiscard]] Json to_json(const Recipe& recipe, const FitOptions& options);
 

@@ -9,6 +9,7 @@
 #include <future>
 #include <memory>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "base/atomic_file.hpp"
@@ -189,7 +190,8 @@ void run(FitCommand& command, Context& context) {
     statistics = take_of_data(command, startup, backend, context);
   } else {
     statistics = read_statistics(command.stats);
-    if (!command.windows_given) command.fit.windows = statistics.windows;
+    const std::set<std::string>& given = command.fit.given;
+    if (!given.contains("--sink") && !given.contains("--recent")) command.fit.windows = statistics.windows;
   }
   const double taking = seconds_since(started);
   if (!command.save_stats.empty()) save(statistics, command, taking, context);

@@ -22,7 +22,6 @@ struct FitCommand {
   std::string formats = "pt,h5";
   FitOptions fit;
   bool force = false, resume = false;
-  bool windows_given = false;  // not by default
 
   /// Where layers are kept by --resume until the set, or the file of statistics, is written.
   [[nodiscard]] std::filesystem::path partial_folder() const;

@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: MIT
 // The options of "oscar fit" that are its own.
-#include <algorithm>
-#include <initializer_list>
-
 #include <CLI/CLI.hpp>
 
 #include "base/errors.hpp"
@@ -58,7 +55,7 @@ void add_recipe_options(CLI::App& app, FitCommand& command) {
          "Recipe stretch: 1 = the best linear transform, 0 = a rotation");
   option(details, "--stretch-lambda", fit.stretch_lambda,
          "Recipe stretch: part of the mean eigenvalue added to both moments");
-  option(details, "--seed", fit.clip_fit.seed, "Seed of the clip fit's sample");
+  option(details, "--seed", fit.clip_fit.seed, "Seed of the clip fit's sample")->check(kNonNegative);
   option(more_cache, "--codec", fit.codec, "Rotations: how rows become codes; lloyd-max: OSCAR's option")
       ->type_name("minmax|lloyd-max");
   option(more_cache, "--scale-dtype", fit.scale_dtype, "Rotations: what scales and zeros are stored in")
@@ -95,30 +92,38 @@ void add_fit_options(CLI::App& app, FitCommand& command) {
 }
 
 void check_usage(const CLI::App& app, FitCommand& command) {
-  const auto refuse = [](const char* option, const char* what) {
-    if (option != nullptr) throw UsageError(what, option, "leave it out");
-  };
   for (const CLI::Option* option : app.get_options()) {
-    if (option->count() > 0) command.fit.given.insert(option->get_name());
+    if (is_given(*option)) command.fit.given.insert(option->get_name());
   }
   (void)plan_parts(command.fit);
   const bool dump = !command.dump.empty(), model = !command.input.model.empty(), stats = !command.stats.empty();
   if (stats) {
-    refuse(first_given(app, {"--dump", "--model", "--text", "--tokens", "--max-tokens", "--sequences", "--seq-len",
-                             "--layers", "--context", "--keys", "--seed"}),
-           "statistics say all that a set depends on but its recipe and its bits");
-    refuse(first_given(app, {"--resume"}), "statistics are added up at once, with nothing to go on with");
+    refuse_given(app,
+                 {"--dump", "--model", "--text", "--tokens", "--max-tokens", "--sequences", "--seq-len", "--layers",
+                  "--model-dtype", "--context", "--keys", "--seed"},
+                 "statistics say all that a set depends on but its recipe and its bits");
+    refuse_given(app, {"--resume"}, "statistics are added up at once, with nothing to go on with");
   } else if (dump == model) {
     throw UsageError(dump ? "--dump and --model exclude each other" : "nothing to fit on", "oscar fit",
                      "give --dump DIR, or --model DIR with --text or --tokens, or --stats FILE");
   }
   if (dump) {
-    refuse(first_given(app, {"--text", "--tokens"}), "text is for a model, and a dump has its own");
-    refuse(first_given(app, {"--context"}), "a dump's keys are taken at the positions where they are");
+    refuse_given(app, {"--text", "--tokens", "--seq-len", "--model-dtype"},
+                 "that is for a model, and a dump has its own sequences and numbers");
+    refuse_given(app, {"--context"}, "a dump's keys are taken at the positions where they are");
   }
-  command.windows_given = first_given(app, {"--sink", "--recent"}) != nullptr;
-  if (!command.out.empty() || !command.save_stats.empty()) return;
-  throw UsageError("no folder for the set", "oscar fit", "give --out DIR, or --save-stats FILE");
+  if (!command.out.empty()) return;
+  if (command.save_stats.empty()) {
+    throw UsageError("no folder for the set", "oscar fit", "give --out DIR, or --save-stats FILE");
+  }
+  refuse_given(app,
+               {"--bits", "--scope", "--codec", "--scale-dtype", "--group-size", "--clip-granularity", "--composition",
+                "--granularity", "--stretch-power", "--stretch-lambda", "--format"},
+               "statistics are the same with any, and no set is written");
+  if (stats) {
+    refuse_given(app, {"--recipe", "--for", "--key-objective", "--center", "--clip", "--sink", "--recent"},
+                 "statistics are added up as they are, and no set is written");
+  }
 }
 
 }  // namespace oscar

@@ -308,16 +308,14 @@ void add_check_options(CLI::App& command, ServeCheckCommand& c) {
 
 /// Refuses what only checks, or only long answers, take.
 void check_usage(const CLI::App& command, const ServeCheckCommand& c) {
-  const auto refuse = [&](std::initializer_list<const char*> names, const char* what) {
-    if (const char* given = first_given(command, names)) throw UsageError(what, given, "leave it out");
-  };
   if (!c.save_long.empty()) {
-    refuse({"SET", "--reference", "--for", "--prompts", "--needles", "--generate", "--min-ratio", "--max-ratio",
-            "--min-agreement"},
-           "--save-long checks nothing");
+    refuse_given(command,
+                 {"SET", "--reference", "--for", "--prompts", "--needles", "--generate", "--min-ratio", "--max-ratio",
+                  "--min-agreement"},
+                 "--save-long checks nothing");
   } else if (c.long_reference.empty()) {
-    refuse({"--passages", "--questions", "--long-tokens", "--answer-tokens", "--temperature"},
-           "there are no long answers without --long or --save-long");
+    refuse_given(command, {"--passages", "--questions", "--long-tokens", "--answer-tokens", "--temperature"},
+                 "there are no long answers without --long or --save-long");
   }
 }
 

@@ -68,9 +68,9 @@ void run(const ServeEnvCommand& command, const Context& context) {
   for (const std::string& each : settings.arguments) arguments += " " + each;
   for (const std::string& note : settings.notes) context.status->notice(note);
   context.status->notice("the server's command line needs:" + arguments);
-  if (!command.server.empty()) start(command.server);
-  if (!context.common.json_to_stdout) print(text);
+  if (command.server.empty() && !context.common.json_to_stdout) print(text);
   emit_json(context, document);
+  if (!command.server.empty()) start(command.server);
 }
 
 }  // namespace

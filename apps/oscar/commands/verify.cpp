@@ -44,16 +44,21 @@ void check_usage(const CLI::App& app, const VerifyCommand& c) {
   if (c.set.empty() && c.stock.empty()) {
     throw UsageError("SET is required", "SET", "name a set, or give --stock to look at the caches of engines alone");
   }
-  const bool has_probes = c.needles.given() || c.quotes.given();
+  const bool has_probes = c.needles.given() || c.quotes.given(), has_rows = has_text(c) || !c.dump.empty();
   if ((has_text(c) || has_probes) && c.input.model.empty()) {
     throw UsageError("--text, --tokens, --needle and --quote need a model to run", "--model",
                      "give the folder of the checkpoint");
   }
-  const char* measuring = first_given(app, {"--windows", "--precision", "--sink", "--recent", "--max-queries"});
-  if (app.count("--compare") > 0 && c.options.compare != std::vector<std::string>{"none"}) measuring = "--compare";
-  if (measuring != nullptr && c.dump.empty() && !has_text(c) && !has_probes) {
-    throw UsageError("nothing is measured", measuring,
-                     "give --dump, or --model with --text or --tokens, or leave it out");
+  const char* const remedy = "give --dump, or --model with --text or --tokens, or leave it out";
+  if (!has_rows) {
+    refuse_given(app, {"--max-tokens", "--sequences", "--layers", "--max-queries"}, "there are no rows", remedy);
+  }
+  if (!has_text(c)) refuse_given(app, {"--seq-len"}, "there is no text to cut");
+  if (!has_rows && !has_probes) {
+    refuse_given(app, {"--windows", "--precision", "--sink", "--recent"}, "nothing is measured", remedy);
+    if (c.options.compare != std::vector<std::string>{"none"}) {
+      refuse_given(app, {"--compare"}, "nothing is measured", remedy);
+    }
   }
   if (!c.report.empty()) require_html_report();
 }

@@ -52,55 +52,65 @@ double mean_square(const Transform& t, int head, std::size_t c, std::span<const 
 }
 
 /// By how many octaves coordinates vary otherwise than the set says: the root mean square over the channels of a head,
-/// of the head where it is largest. nullopt: another shape.
-std::optional<double> scale_error(const CodedSide& side, const MatrixStack& moments, std::span<const double> own_mean) {
+/// weighed by how far the set says that they vary, of the head where it is largest. nullopt: another shape. Of a
+/// layer's matrices of side `target`, on rows of side `rows`.
+std::optional<double> scale_error(const CodedLayer& layer, const CodedTarget& target, const CodedMoments& data,
+                                  const CodedTarget& rows) {
+  const CodedSide& side = layer.*target.side;
+  const MatrixStack& moments = data.*rows.moments;
   if (!same_shape(side, moments)) return std::nullopt;
   double worst = 0;
   for (int head = 0; head < moments.count; ++head) {
     const CodedFormat& format = side.formats[static_cast<std::size_t>(head)];
-    double sum = 0, channels = 0;
-    for (std::size_t c = 0; c < format.levels.size() && format.levels[c] > 1; ++c, ++channels) {
-      const double square = mean_square(side.transform, head, c, moments[head], own_mean);
+    double sum = 0, weights = 0;
+    for (std::size_t c = 0; c < format.levels.size() && format.levels[c] > 1; ++c) {
+      const double square = mean_square(side.transform, head, c, moments[head], mean_of(data, rows));
       const double octaves = std::log2(std::sqrt(std::max(square, 1e-60)) / format.sigma[c]);
-      sum += octaves * octaves;
+      sum += format.sigma[c] * octaves * octaves, weights += format.sigma[c];
     }
-    if (channels > 0) worst = std::max(worst, std::sqrt(sum / channels));
+    if (weights > 0) worst = std::max(worst, std::sqrt(sum / weights));
   }
   return worst;
 }
 
-/// What explains the rows of one layer and side better than the matrix that is there for them; "" if nothing does.
-std::string better_matrix(const CodedPart& part, const CodedMoments& data, const CodedTarget& target, double error) {
+/// What explains the rows of `own` clearly better than the matrix that is there for them does; "" if nothing does. It
+/// has to fit in with the rows that it is there for: those of a set that was fitted on few tokens can fit others better
+/// than its own and all the same be where they belong.
+std::string better_matrix(const CodedPart& part, const CodedLayer& layer, const std::vector<CodedMoments>& data,
+                          const CodedMoments& own, const CodedTarget& target) {
+  double least = *scale_error(layer, target, own, target);
+  const double error = least;
   std::string name;
-  const auto consider = [&](const CodedSide& side, const std::string& what) {
-    const auto other = scale_error(side, data.*target.moments, mean_of(data, target));
-    if (!other || *other * kClearlyBetter >= error) return;
-    error = *other * kClearlyBetter;
-    name = "it is the matrix " + what;
-  };
-  for (const CodedLayer& layer : part.layers) {
-    if (layer.layer_id != data.layer_id) {
-      consider(layer.*target.side, "of layer " + std::to_string(layer.layer_id));
-    } else {
-      consider(target.side == kKey.side ? layer.value : layer.key, "of the other side: keys and values are swapped");
-    }
+  for (const CodedMoments& home : data) {
+    const bool same = home.layer_id == own.layer_id;
+    const CodedTarget& side = !same ? target : target.side == kKey.side ? kValue : kKey;
+    const auto other = std::ranges::find(part.layers, home.layer_id, &CodedLayer::layer_id);
+    if (other == part.layers.end()) continue;
+    const auto here = scale_error(*other, side, own, target), there = scale_error(*other, side, home, side);
+    const auto exchanged = scale_error(layer, target, home, side);
+    if (!here || !there || !exchanged || *here * kClearlyBetter >= least) continue;
+    if (error * *there < kClearlyBetter * *here * *exchanged) continue;
+    least = *here * kClearlyBetter;
+    name = same ? "of the other side: keys and values are swapped" : "of layer " + std::to_string(home.layer_id);
   }
-  return name;
+  return name.empty() ? name : "it is the matrix " + name;
 }
 
-void check_scales(const CodedPart& part, const CodedLayer& layer, const CodedMoments& data, const CodedTarget& target,
-                  std::vector<Check>& checks) {
-  const auto error = scale_error(layer.*target.side, data.*target.moments, mean_of(data, target));
-  if (!error) return;  // the shape check says so
-  std::string message = *error > kScaleDoubt ? better_matrix(part, data, target, *error) : "";
-  std::optional<bool> ok = message.empty() && *error <= kScaleLimit;
-  if (!*ok && message.empty()) message = "it does not belong to this layer, side, model or data";
-  const int dim = (layer.*target.side).transform.rotation.dim;
-  if (!*ok && data.tokens < std::int64_t{kMinTokensPerDim} * dim) {
-    ok = std::nullopt;
-    message = "too few tokens to tell: give at least " + std::to_string(kMinTokensPerDim * dim);
+void check_scales(const CodedPart& part, const CodedLayer& layer, const std::vector<CodedMoments>& data,
+                  const CodedMoments& own, std::vector<Check>& checks) {
+  for (const CodedTarget& target : {kKey, kValue}) {
+    const auto error = scale_error(layer, target, own, target);
+    if (!error) continue;  // the shape check says so
+    std::string message = *error > kScaleDoubt ? better_matrix(part, layer, data, own, target) : "";
+    std::optional<bool> ok = message.empty() && *error <= kScaleLimit;
+    if (!*ok && message.empty()) message = "it does not belong to this layer, side, model or data";
+    const int dim = (layer.*target.side).transform.rotation.dim;
+    if (!*ok && own.tokens < std::int64_t{kMinTokensPerDim} * dim) {
+      ok = std::nullopt;
+      message = "too few tokens to tell: give at least " + std::to_string(kMinTokensPerDim * dim);
+    }
+    checks.push_back({"scales_on_data", layer.layer_id, target.name, *error, kScaleLimit, ok, message});
   }
-  checks.push_back({"scales_on_data", layer.layer_id, target.name, *error, kScaleLimit, ok, message});
 }
 
 /// The covariance of stored coordinates that the set states, (d, d): of those that were mixed, H diag(lambda) H.
@@ -158,7 +168,7 @@ void check_coded_on_data(const CodedPart& part, const std::vector<CodedMoments>&
   for (const CodedMoments& own : data) {
     for (const CodedLayer& layer : part.layers) {
       if (layer.layer_id != own.layer_id) continue;
-      for (const CodedTarget& target : {kKey, kValue}) check_scales(part, layer, own, target, checks);
+      check_scales(part, layer, data, own, checks);
       check_covariances(layer, own, checks);
     }
   }

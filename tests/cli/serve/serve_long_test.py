@@ -20,15 +20,15 @@ except ImportError as missing:
 
 MODEL, SET = PROJECT / "tests/data/qwen3-2m", PROJECT / "zoo/sample/qwen3-2m/latest"
 TOKENS = PROJECT / "tests/data/golden/qwen3-2m/tokens_eval.npy"
-OPTIONS = {"--prompts": "2", "--needles": "0", "--prompt-tokens": "512", "--generate": "4", "--max-tokens": "12000",
-           "--passages": "12", "--long-tokens": "150"}
+CHECK, LONG = {"--prompts": "2", "--needles": "0", "--generate": "4"}, {"--passages": "12", "--long-tokens": "150"}
 READ = (SET, "--for", "sglang-v1")
 TEXT = np.load(TOKENS).reshape(-1).tolist()
 
 
 def oscar(server, *words, **changes):
     """Exit status, report (None: none was written) and messages."""
-    options = OPTIONS | {"--" + name.replace("_", "-"): value for name, value in changes.items()}
+    options = {"--prompt-tokens": "512", "--max-tokens": "12000"} | ({} if "--save-long" in words else CHECK)
+    options |= (LONG if {"--long", "--save-long"} & set(words) else {}) | {"--" + name.replace("_", "-"): value for name, value in changes.items()}
     command = [os.environ["OSCAR_BINARY"], "serve-check", "--url", server.url, "--model", MODEL, "--tokens", TOKENS, "-q", *words,
                *(word for pair in options.items() for word in pair)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
@@ -110,7 +110,8 @@ class ServeLongTest(unittest.TestCase):
             ((*READ, "--long", server.url), {"prompt_tokens": "100"}, 2, "too short to hold a passage"),
             ((*READ, "--long", server.url, "--reference", server.url), {"max_tokens": "3000"}, 2, "the texts give 5 prompts"),
             ((*READ, "--long", "nowhere", "--reference", server.url), {}, 2, "where: --long"), ((), {}, 2, "name the set that the server should use"),
-            ((*READ, "--long", server.url, "--save-long", "x"), {}, 2, "--long excludes --save-long")):
+            ((*READ, "--long", server.url, "--save-long", "x"), {}, 2, "--long excludes --save-long"),
+            ((*READ, "--save-long", "x"), {}, 2, "--save-long checks nothing"), (READ, {"questions": "24"}, 2, "no long answers without")):
             code, _, errors = oscar(server, *words, **changes)
             self.assertEqual((code, expected in errors), (status, True), errors)
         code, _, errors = oscar(self.server(change=without_chat), "--save-long", "/dev/null")

@@ -19,6 +19,13 @@ std::string refusal(std::string_view text) {
 
 }  // namespace
 
+TEST_CASE("arrays that take far more memory than their text are refused before they are made") {
+  std::string empty = "[[]", used = "[[7]";
+  for (int i = 1; i < 200'000; ++i) empty += ",[]", used += ", [\"a\", 7]";
+  CHECK(refusal(empty + "]").find("more arrays and objects than") == 0);
+  CHECK(refusal(used + "]").empty());
+}
+
 TEST_CASE("what readers of JSON disagree about is refused") {
   CHECK(refusal(R"({"a": 1, "b": {"a": 2}, "c": [{"a": 3}, {"a": 4}]})").empty());
   CHECK(refusal(R"({"a": 1, "a": 1})").find("\"a\" stands twice") != std::string::npos);

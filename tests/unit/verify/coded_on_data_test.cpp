@@ -86,6 +86,16 @@ TEST_CASE("exchanged layers, and keys and values that were swapped, show on othe
   }
 }
 
+TEST_CASE("a set that was fitted on few tokens is where it belongs, although another layer's matrix fits better") {
+  Sample& sample = Sample::get();
+  const auto text = [](const char* name, std::int64_t tokens) {
+    return read_tokens(data(std::string("golden/qwen3-2m/") + name), {kTokens, tokens, 0});
+  };
+  const CodedPart few = *sample.fitted({.recipe = "coded"}, text("tokens_calib.npy", 1024)).coded;
+  const std::string found = failures_of(checks_of(few, moments_on(text("tokens_eval.npy", 2048), few, false)));
+  CHECK_MESSAGE(found.empty(), found);
+}
+
 TEST_CASE("matrices of no layer of the set do not belong to it") {
   CodedPart set = sample_part();
   for (CodedLayer& layer : set.layers) {
