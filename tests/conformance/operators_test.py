@@ -48,7 +48,7 @@ class Int2Test(OperatorTest):
         codes = torch.full((4, 16, 3, 32), 255, dtype=torch.uint8, device=DEVICE)
         params = torch.full((4, 16, 3, 128 // (group or 128), 2), -7.0, dtype=getattr(torch, scale), device=DEVICE)
         ops.int2_pack(x, slots, codes, params, grid=grid, clip_ratio=clip)
-        expected = row_codecs.quantized(x.float().cpu().transpose(0, 1).numpy(), row_codecs.Codec(grid, levels, group, clip, search, scale))
+        expected = row_codecs.Codec(grid, levels, group, clip, search, scale).quantized(x.float().cpu().transpose(0, 1).numpy())
         written, others = slots >= 0, sorted(set(range(64)) - set(slots.tolist()))
         found, wanted = unpacked(codes, params, slots[written]).cpu(), torch.from_numpy(expected).transpose(0, 1)[written.cpu()]
         self.assertLess(float(((found - wanted).abs() - 1e-7 * wanted.abs()).max()), TOLERANCES["int2_pack"])

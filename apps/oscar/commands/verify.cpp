@@ -42,7 +42,7 @@ bool has_text(const VerifyCommand& c) { return !c.input.tokens.empty() || !c.inp
 
 void check_usage(const CLI::App& app, const VerifyCommand& c) {
   if (c.set.empty() && c.stock.empty()) {
-    throw UsageError("SET is required", "SET", "name a set, or give --stock to look at the caches of engines alone");
+    throw UsageError("SET is required", "oscar verify", "name a set, or give --stock to look at the caches of engines alone");
   }
   const bool has_probes = c.needles.given() || c.quotes.given(), has_rows = has_text(c) || !c.dump.empty();
   if ((has_text(c) || has_probes) && c.input.model.empty()) {
@@ -178,7 +178,7 @@ void add_settings(CLI::App& command, VerifyCommand& c) {
           fmt::format("{}", kStockKld) + "]")
       ->delimiter(',')
       ->type_name("LIST");
-  add(shown, "--windows", c.windows, "common: the set's for every method; own: those that a method's authors use")
+  add(more, "--windows", c.windows, "common: the set's for every method; own: those that a method's authors use")
       ->check(CLI::IsMember({"common", "own"}))
       ->capture_default_str();
   add(more, "--precision", c.precision, "serving: bfloat16, as servers round")

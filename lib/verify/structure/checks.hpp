@@ -33,8 +33,8 @@ inline constexpr double kStretchLimit = 1e-3;
 /// |U^T Sigma U - Lambda| / |Lambda| with moments of the same tokens, which may have been stored in another precision.
 inline constexpr double kSameTokensLimit = 0.02;
 /// How many octaves, as a weighed root mean square, stored coordinates may vary otherwise than a coded part says.
-/// Measured on held-out text of the sample model: 0.02 to 0.5 for the right matrices if they were fitted on 2,048 tokens
-/// or more (to 0.9 on 512), 0.3 to 6 for those of another layer or side.
+/// Measured on held-out text of the sample model: 0.02 to 0.5 for the right matrices if they were fitted on 2,048
+/// tokens or more (to 0.9 on 512), 0.3 to 6 for those of another layer or side.
 inline constexpr double kScaleLimit = 1;
 /// The deviation from which on another matrix of the part tells that they were exchanged, if it is nearer by this
 /// factor, and an exchange makes the product of both deviations as much smaller (by 1.1 at most for the right ones).
