@@ -42,7 +42,8 @@ bool has_text(const VerifyCommand& c) { return !c.input.tokens.empty() || !c.inp
 
 void check_usage(const CLI::App& app, const VerifyCommand& c) {
   if (c.set.empty() && c.stock.empty()) {
-    throw UsageError("SET is required", "oscar verify", "name a set, or give --stock to look at the caches of engines alone");
+    throw UsageError("SET is required", "oscar verify",
+                     "name a set, or give --stock to look at the caches of engines alone");
   }
   const bool has_probes = c.needles.given() || c.quotes.given(), has_rows = has_text(c) || !c.dump.empty();
   if ((has_text(c) || has_probes) && c.input.model.empty()) {
