@@ -112,18 +112,9 @@ void check_usage(const CLI::App& app, FitCommand& command) {
                  "that is for a model, and a dump has its own sequences and numbers");
     refuse_given(app, {"--context"}, "a dump's keys are taken at the positions where they are");
   }
-  if (!command.out.empty()) return;
-  if (command.save_stats.empty()) {
-    throw UsageError("no folder for the set", "oscar fit", "give --out DIR, or --save-stats FILE");
-  }
-  refuse_given(app,
-               {"--bits", "--scope", "--codec", "--scale-dtype", "--group-size", "--clip-granularity", "--composition",
-                "--granularity", "--stretch-power", "--stretch-lambda", "--format"},
-               "statistics are the same with any, and no set is written");
-  if (stats) {
-    refuse_given(app, {"--recipe", "--for", "--key-objective", "--center", "--clip", "--sink", "--recent"},
-                 "statistics are added up as they are, and no set is written");
-  }
+  // Jobs that take statistics may be given what the job that merges them makes of them.
+  if (!command.out.empty() || !command.save_stats.empty()) return;
+  throw UsageError("no folder for the set", "oscar fit", "give --out DIR, or --save-stats FILE");
 }
 
 }  // namespace oscar
