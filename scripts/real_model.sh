@@ -64,4 +64,4 @@ fetch_model
 fetch_texts
 [ -e "$texts/texts.json" ] || .venv/bin/python -B tests/bench/real_model_texts.py --model "$file" --packages "$out/packages" --out "$texts" --context "$context"
 [ "${1:-}" != --fetch-only ] || exit 0
-exec .venv/bin/python -B tests/bench/bench_real_model.py --model "$file" --texts "$texts" --out "$out/$model.json" --work "$out/work/$model" "$@"
+exec .venv/bin/python -B tests/bench/bench_real_model.py --model "$file" --texts "$texts" --out "$out/$model.json" --work "$out/sets/$model" "$@"

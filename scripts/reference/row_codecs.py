@@ -74,5 +74,3 @@ def encode(x, codec):
 def decode(codes, scale, zero):
     groups = codes.reshape(*scale.shape, -1).astype(np.float32)
     return ((groups - zero[..., None]) * scale[..., None]).reshape(codes.shape)
-
-

@@ -217,7 +217,7 @@ def main():
     parser.add_argument("--model", type=Path)
     parser.add_argument("--texts", type=Path, help="the folder that real_model_texts.py wrote")
     parser.add_argument("--out", type=Path, default=ROOT / "out/real_model/real_model.json")
-    parser.add_argument("--work", type=Path, default=ROOT / "out/real_model/work", help="for sets and reports")
+    parser.add_argument("--work", type=Path, default=ROOT / "out/real_model/sets", help="for sets and reports")
     parser.add_argument("--binary", type=Path, default=ROOT / "build/oscar")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--part", choices=("recipes", "long", "tasks", "domains", "all"), default="all")
