@@ -1,20 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Chunks of the sample model as LMCache has them, for the test of the serde and its bench.
-
-OSCAR_LMCACHE_FOLDER is a folder for sys.path with LMCache in it, which scripts/setup.sh --lmcache makes; default: where that puts it.
-Exit status 77 if there is none.
-"""
+"""Chunks of the sample model as LMCache has them, for the test of the serde and its bench. Exit status 77 without LMCache (apart.py)."""
 import os
-import sys
-from pathlib import Path
 from unittest import mock
 
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-FOLDER = Path(os.environ.get("OSCAR_LMCACHE_FOLDER", CACHE / "oscar-build/lmcache"))
-if not (FOLDER / "lmcache").is_dir():
-    print(f"skipped: there is no {FOLDER}/lmcache; run scripts/setup.sh --lmcache")
-    sys.exit(77)
-sys.path.insert(0, str(FOLDER))
+import apart
+
+apart.on_the_path("lmcache")
 os.environ.setdefault("LMCACHE_LOG_LEVEL", "ERROR")
 os.environ.setdefault("LMCACHE_TRACK_USAGE", "false")
 os.environ.setdefault("TRITON_INTERPRET", "1")  # the kernels of LMCache's TurboQuant on the CPU

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The plugin of SGLang with SGLang's own hooks, attention backends, layers and contexts: sglang_test.py [SglangTest.test_…]. No server
-runs: what only a GPU can do, the kernels of a backend, is left out of the one at the end of each chain.
-
-OSCAR_SGLANG_FOLDER is a folder for sys.path with SGLang in it, which scripts/setup.sh --sglang makes; default: where that puts it.
-Exit status 77 if there is none.
+runs: what only a GPU can do, the kernels of a backend, is left out of the one at the end of each chain. Exit status 77 without SGLang
+(apart.py).
 """
 import contextlib
 import importlib.abc
@@ -15,12 +13,9 @@ import types
 import unittest
 from pathlib import Path
 
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-FOLDER = Path(os.environ.get("OSCAR_SGLANG_FOLDER", CACHE / "oscar-build/sglang"))
-if not (FOLDER / "sglang").is_dir():
-    print(f"skipped: there is no {FOLDER}/sglang; run scripts/setup.sh --sglang")
-    sys.exit(77)
-sys.path.insert(0, str(FOLDER))
+import apart
+
+apart.on_the_path("sglang")
 
 
 class AnyType(type):
