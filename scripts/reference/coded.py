@@ -15,30 +15,58 @@ LEAST = np.array([2.0 ** ((b - 128.5) / 16) for b in range(256)]).astype(F)
 
 
 def scale_bytes(scales):
-    return np.maximum(np.searchsorted(LEAST, scales.astype(F), side="right") - 1, 0)
+    return np.maximum(np.searchsorted(LEAST, scales, side="right") - 1, 0)
+
+
+def ordered_sum(x):
+    """Of rows (T, d) in float32, in the order of the definition: 32 partial sums, which are added in halves."""
+    blocks = np.pad(x, ((0, 0), (0, -x.shape[1] % 32))).reshape(len(x), -1, 32)
+    sums = np.zeros_like(blocks[:, 0])
+    for block in blocks.swapaxes(0, 1):
+        sums = sums + block
+    for half in (16, 8, 4, 2, 1):
+        sums = sums[:, :half] + sums[:, half:]
+    return sums[:, 0]
 
 
 @dataclass(frozen=True)
 class CodedCodec:
     """Of one KV head; (d) each. Channels of 16 levels and more, and those of 2 to 8, have one scale a row each; 1 level: 0."""
     levels: np.ndarray
-    step: np.ndarray  # between levels, where the scale is 1
+    step: np.ndarray  # between levels, where the scale is 1; float32, as all arithmetic is
     sigma: np.ndarray  # of the channel, where the scale is 1
 
-    def quantized(self, x):
-        """Rows (T, d) as they are read. Sums are of fp64, where the program's are of fp32 in a fixed order."""
+    def encode(self, x):
+        """Rows (T, d) float32 -> codes (T, d), the bytes of both scales (T, 2), rows as they are read (T, d) float32."""
         stored = self.levels > 1
+        step, sigma = (F(1) / np.where(stored, each, F(1)) for each in (self.step, self.sigma))
         classes = [stored & (self.levels >= 16), stored & (self.levels < 16)]
-        step, sigma = (np.where(stored, each, 1) for each in (self.step, self.sigma))
-        first = [scale_bytes(np.sqrt(((x / sigma)[:, members] ** 2).mean(axis=1))) for members in classes if members.any()]
-        classes = [members for members in classes if members.any()]
-        scales = lambda bytes_: np.select([members[None] for members in classes], [SCALES[each][:, None] for each in bytes_], F(1))
-        codes = np.clip(np.floor(x / step / scales(first) + self.levels // 2), 0, self.levels - 1)
-        values = lambda bytes_: np.where(stored, (codes - (self.levels - 1) / 2) * step * scales(bytes_), 0)
-        mine, kept = np.where(stored, x, 0).astype(np.float64), values(first).astype(np.float64)
-        energy, shared = (mine**2).sum(axis=1), (mine * kept).sum(axis=1)
-        gain = np.where(energy > 0, np.where(shared > 0, np.clip(energy / np.where(shared > 0, shared, 1), 0.5, 2), 2), 1)
-        return values([scale_bytes(SCALES[each] * gain) for each in first]).astype(F)
+
+        def scales(numbers):
+            return np.select([members[None] for members in classes], [SCALES[each][:, None] for each in numbers.T], F(1))
+
+        first = np.zeros((len(x), 2), np.int64)
+        for number, members in enumerate(classes):
+            if members.any():
+                ratio = np.where(members, x * sigma, F(0))
+                first[:, number] = scale_bytes(np.sqrt(ordered_sum(ratio * ratio) / F(members.sum())))
+        place = x * step * (F(1) / scales(first)) + (self.levels // 2).astype(F)
+        codes = np.clip(np.floor(place), 0, self.levels - 1).astype(np.int64)
+
+        def read(numbers):
+            values = (codes.astype(F) - F(0.5) * (self.levels - 1).astype(F)) * self.step * scales(numbers)
+            return np.where(stored, values, F(0)).astype(F)
+
+        mine, kept = np.where(stored, x, F(0)), read(first)
+        energy, shared = ordered_sum(mine * mine), ordered_sum(mine * kept)
+        with np.errstate(all="ignore"):
+            ratio = np.where(~(energy > 0) | (np.isinf(energy) & np.isinf(shared)), F(1), energy / shared)
+        gain = np.where(energy > 0, np.where(shared > 0, np.clip(ratio, F(0.5), F(2)), F(2)), F(1)).astype(F)
+        last = np.stack([scale_bytes(SCALES[each] * gain) * members.any() for each, members in zip(first.T, classes)], axis=1)
+        return codes, last, read(last)
+
+    def quantized(self, x):
+        return self.encode(np.asarray(x, F))[2]
 
 
 def turn_of(rotary):

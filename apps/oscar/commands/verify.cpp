@@ -45,6 +45,13 @@ void check_usage(const CLI::App& app, const VerifyCommand& c) {
     throw UsageError("SET is required", "oscar verify",
                      "name a set, or give --stock to look at the caches of engines alone");
   }
+  if (c.set.empty()) {
+    refuse_given(
+        app,
+        {"--dump", "--stats", "--needle", "--quote", "--compare", "--for", "--windows", "--sink", "--recent",
+         "--require-held-out", "--max-output-error", "--max-softmax-kl", "--max-ppl-increase", "--max-needles-lost"},
+        "there is no set that it could be about", "name a set, or leave it out");
+  }
   const bool has_probes = c.needles.given() || c.quotes.given(), has_rows = has_text(c) || !c.dump.empty();
   if ((has_text(c) || has_probes) && c.input.model.empty()) {
     throw UsageError("--text, --tokens, --needle and --quote need a model to run", "--model",

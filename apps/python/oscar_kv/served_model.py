@@ -11,12 +11,12 @@ _log = logging.getLogger("oscar_kv")
 
 def longest_known(part: SetPart) -> int:
     """Tokens of the longest texts that the part was calibrated for, or that `oscar verify` measured it on; 0: nothing tells."""
-    manifest = part.manifest
-    context = member(manifest, "parts", part.name, "recipe", "context")
-    if not isinstance(context, int):  # of a dump: the mean length of its sequences
-        tokens, sequences = member(manifest, "calibration", "tokens"), member(manifest, "calibration", "sequences")
-        context = tokens // sequences if tokens and sequences else 0
-    return max(context, member(manifest, "verification", "data", "model", "longest") or 0)
+    def count(*names: str) -> int:
+        value = member(part.manifest, *names)
+        return value if type(value) is int and value > 0 else 0
+
+    of_dump = count("calibration", "tokens") // max(count("calibration", "sequences"), 1)  # the mean length of its sequences
+    return max(count("parts", part.name, "recipe", "context") or of_dump, count("verification", "data", "model", "longest"))
 
 
 def warn_if_longer(part: SetPart, tokens: int, what: str) -> bool:

@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 
-
 _SCHEMA = "oscar.set.v1"
 # Of each part, the file that is read; our readers take the first part that there is.
 _FILES = {"coded": "coded.safetensors", "with_means": "with_means/rotations.h5", "rotations": "rotations.h5"}

@@ -174,11 +174,11 @@ Inspection inspect_set(const fs::path& folder, const Json& manifest) {
   Inspection found{"set", {}, {}};
   found.facts = {{"model", manifest["model"]["id"]},
                  {"calibration_tokens", manifest["calibration"]["tokens"]},
-                 {"calibration_image_tokens", manifest["calibration"].value("image_tokens", 0)},
                  {"windows", manifest["windows"]},
                  {"written_by", "oscar " + manifest["oscar_version"].get<std::string>()},
                  {"verdict", verdict ? name_of(*verdict) : "not verified"}};
-  if (!manifest["calibration"].contains("image_tokens")) found.facts.erase("calibration_image_tokens");
+  const Json& calibration = manifest["calibration"];
+  if (calibration.contains("image_tokens")) found.facts["calibration_image_tokens"] = calibration["image_tokens"];
   if (verdict) found.facts["verdict_by"] = "its maker's oscar verify";
   found.facts["readers"] = facts_of_readers(manifest);
   for (const auto& [name, part] : manifest["parts"].items()) {

@@ -111,9 +111,9 @@ void hold(VerifyReport& report, PartReport& part, bool sound, const Held& held, 
   report.limits.push_back(
       {part.name, held.figure, *held.value, *limit, is_given, is_given ? "" : part.default_limits.measured_on});
   if (*held.value <= *limit) return;
-  part.reasons.push_back(std::string(held.words) + " " + text_of(*held.value) + " is above " +
-                         (is_given ? held.option + (" " + text_of(*limit))
-                                   : text_of(*limit) + ", the default for its bits (" + held.option + ")"));
+  part.reasons.push_back(
+      std::string(held.words) + " " + text_of(*held.value) + " is above " +
+      (is_given ? held.option + (" " + text_of(*limit)) : text_of(*limit) + ", the default (" + held.option + ")"));
 }
 
 /// Methods that take more bits may be better.

@@ -1,26 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""Writes ../codec/coded_rows.safetensors: rows of the coded cache packed by a few lines of numpy, from the definitions in
-kernels/reference/coded_row.hpp and oscar/coded_attention.h alone. coded_rows.py; needs numpy and safetensors."""
+"""Writes ../codec/coded_rows.safetensors: rows of the coded cache packed by numpy: codes by scripts/reference/coded.py, bytes by a
+few lines, from the definitions in kernels/reference/coded_row.hpp and oscar/coded_attention.h alone. coded_rows.py; needs numpy and safetensors."""
+import sys
 from pathlib import Path
 
 import numpy
 
+sys.path.insert(0, str(Path(__file__).parents[3] / "scripts/reference"))
+from coded import CodedCodec  # noqa: E402
+
 F = numpy.float32
-SCALES = numpy.array([2.0 ** ((b - 128) / 16) for b in range(256)]).astype(F)
-LEAST = numpy.array([2.0 ** ((b - 128.5) / 16) for b in range(256)]).astype(F)
-
-
-def ordered_sum(values):
-    sums = numpy.zeros(32, F)
-    for i, value in enumerate(values):
-        sums[i % 32] = F(sums[i % 32] + value)
-    for half in (16, 8, 4, 2, 1):
-        sums = sums[:half] + sums[half:]
-    return sums[0]
-
-
-def scale_byte(scale):
-    return max(int(numpy.searchsorted(LEAST, F(scale), side="right")) - 1, 0)
 
 
 def placed(bits):
@@ -46,33 +35,6 @@ def pack(codes, bits):
     return [*strings[odd:].reshape(-1, 2, 8).transpose(0, 2, 1).flatten().tolist(), *strings[:odd].flatten().tolist()]
 
 
-def encode(row, levels, step, sigma):
-    """Bytes of a row, and the row that they stand for."""
-    inverse = lambda x: F(1) / x
-    wide, stored = levels >= 16, levels > 1
-    scale, first = numpy.ones(len(row), F), {}
-    for name, members in (("wide", wide), ("narrow", stored & ~wide)):
-        first[name] = 0
-        if members.any():
-            ratio = numpy.where(members, row * inverse(numpy.where(stored, sigma, F(1))), F(0)).astype(F)
-            first[name] = scale_byte(numpy.sqrt(F(ordered_sum(ratio * ratio) / F(members.sum()))))
-            scale[members] = SCALES[first[name]]
-    place = row * inverse(numpy.where(stored, step, F(1))) * inverse(scale) + (levels // 2).astype(F)
-    codes = numpy.clip(numpy.floor(place), 0, levels - 1).astype(numpy.int64)
-    value = lambda s: ((codes.astype(F) - F(0.5) * (levels - 1).astype(F)) * step * s).astype(F)
-    kept = numpy.where(stored, value(scale), F(0)).astype(F)
-    mine = numpy.where(stored, row, F(0)).astype(F)
-    energy, shared = ordered_sum(mine * mine), ordered_sum(mine * kept)
-    with numpy.errstate(all="ignore"):
-        ratio = F(1) if not energy > 0 or numpy.isinf(energy) and numpy.isinf(shared) else F(energy / shared)
-    gain = F(1) if not energy > 0 else F(2) if not shared > 0 else min(max(ratio, F(0.5)), F(2))
-    last = [scale_byte(SCALES[first[n]] * gain) if members.any() else 0
-            for n, members in (("wide", wide), ("narrow", stored & ~wide))]
-    final = numpy.where(wide, SCALES[last[0]], SCALES[last[1]]).astype(F)
-    bits = [int(l).bit_length() - 1 for l in levels[::8]]
-    return pack(codes, bits) + last, numpy.where(stored, value(final), F(0)).astype(F)
-
-
 def main():
     from safetensors.numpy import save_file
 
@@ -89,10 +51,12 @@ def main():
         rows[1, ::3] *= F(40)  # values beyond the grid
         rows[2] *= F(1e-30)    # below the smallest scale
         rows[3] *= F(1e20)     # beyond the largest
-        packed, decoded = zip(*(encode(row, levels, step, sigma) for row in rows))
+        codes, scales, decoded = CodedCodec(levels, step, sigma).encode(rows)
+        bits = [int(most).bit_length() - 1 for most in blocks]
+        packed = [pack(row, bits) + of_row.tolist() for row, of_row in zip(codes, scales)]
         tensors.update({f"{name}.levels": levels.astype(numpy.int64), f"{name}.step": step, f"{name}.sigma": sigma,
                         f"{name}.rows": rows, f"{name}.bytes": numpy.array(packed, dtype=numpy.uint8),
-                        f"{name}.decoded": numpy.stack(decoded)})
+                        f"{name}.decoded": decoded})
     save_file(tensors, Path(__file__).parents[1] / "codec/coded_rows.safetensors")
 
 

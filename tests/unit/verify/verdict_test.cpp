@@ -111,8 +111,7 @@ TEST_CASE("a reason names the figure, the limit and where it comes from") {
   CHECK(report.verdict == Verdict::kRejected);
   REQUIRE(report.reasons.size() == 2);
   CHECK(report.reasons[0] == "model KL 0.02 is above --max-kld 0.015");
-  CHECK(report.reasons[1] ==
-        "relative perplexity increase 0.05 is above 0.035, the default for its bits (--max-ppl-increase)");
+  CHECK(report.reasons[1] == "relative perplexity increase 0.05 is above 0.035, the default (--max-ppl-increase)");
   const Json limits = to_json(report).at("limits");
   REQUIRE(limits.size() == 2);
   CHECK(limits[0] ==
@@ -142,8 +141,7 @@ TEST_CASE("where the model was run its predictions decide, else its attention; n
   };
   CHECK(judged(with_needles(4, 8), {}).verdict == Verdict::kAccepted);
   CHECK(judged(with_needles(3, 8), {}).reasons ==
-        std::vector<std::string>{
-            "share of the needles lost 0.625 is above 0.5, the default for its bits (--max-needles-lost)"});
+        std::vector<std::string>{"share of the needles lost 0.625 is above 0.5, the default (--max-needles-lost)"});
   CHECK(judged(with_needles(0, 0), {}).limits.size() == 2);
   CHECK_ERROR(judged(report_of(0, 0, 0, 1), {.max_needles_lost = 0.1}), UsageError, "--max-needles-lost");
 }
@@ -165,7 +163,7 @@ TEST_CASE("a set without a rotation is rejected by default, and without limits n
   CHECK(v.report.verdict == Verdict::kRejected);
   CHECK(structure_ok(v.report));
   CHECK(v.report.parts[0].bits == 2);
-  check_contains(v.reasons, "the default for its bits (--max-kld)");
+  check_contains(v.reasons, "the default (--max-kld)");
   options.default_limits = false;
   const Verified free = verified(path, model_on(Sample::get().held_out), options);
   CHECK_MESSAGE(free.report.verdict == Verdict::kNotMeasured, free.reasons);
