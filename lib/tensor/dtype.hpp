@@ -47,7 +47,16 @@ enum class DType : std::uint8_t { kF64, kF32, kF16, kBF16, kI64, kI32, kI16, kI8
 void round_to_bf16(std::span<float> values);
 
 /// IEEE half bits to float, exact.
-[[nodiscard]] float float_from_f16(std::uint16_t bits);
+[[nodiscard]] inline float float_from_f16(std::uint16_t bits) {
+  const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000U) << 16U, magnitude = bits & 0x7fffU;
+  if (magnitude >= 0x7c00U) {  // infinity and NaN, whose quiet bit is set as hardware does
+    const std::uint32_t quiet = magnitude > 0x7c00U ? 0x400000U : 0U;
+    return std::bit_cast<float>(sign | 0x7f800000U | quiet | (magnitude & 0x3ffU) << 13U);
+  }
+  // The exponent of a float is larger by 127 - 15; multiplying corrects it for subnormal halves too, exactly.
+  const float scaled = std::bit_cast<float>(magnitude << 13U) * std::bit_cast<float>((254U - 15U) << 23U);
+  return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(scaled));
+}
 /// float8_e4m3fn bits to float, exact: bias 7, no infinities, 0x7f and 0xff are NaN.
 [[nodiscard]] float float_from_f8e4m3(std::uint8_t bits);
 /// float to IEEE half bits, nearest, ties to even.

@@ -22,13 +22,15 @@ from real_model_tasks import KINDS
 from real_model_tables import TABLES, render
 
 ROOT = Path(__file__).resolve().parents[2]
-# Sets: the arguments by which each is fitted, and the rows that its parts give. STATS: what was taken for the first one.
-STATS = "STATS"
+# Sets: the arguments by which each is fitted, and the rows that its parts give. A word that begins with @ is a file of --work.
 PUBLISHED = "`oscar`, clip 0.96 / 0.92 (published)"
-SETS = [([], {"coded": "`coded`, 2.25 bits", "with_means": "`stretch`, fisher, centred", "rotations": "`oscar`, fitted clip"}),
+SETS = [(["--save-stats", "@after"], {"coded": "`coded`, 2.25 bits", "with_means": "`stretch`, fisher, centred", "rotations": "`oscar`, fitted clip"}),
         (["--recipe", "oscar", "--clip", "0.96,0.92"], {"rotations": PUBLISHED}),
         (["--recipe", "oscar", "--center", "--granularity", "head"], {"with_means": "`oscar`, fitted clip, centred, per head"}),
-        *[(["--recipe", "coded", "--bits", bits, "--stats", STATS], {"coded": f"`coded`, {bits} bits"}) for bits in ("1.75", "1.5")]]
+        (["--recipe", "coded", "--keys", "before-rope", "--save-stats", "@before"], {"coded": "`coded`, 2.25 bits, before RoPE"}),
+        *[(["--recipe", "coded", "--bits", bits, "--stats", f"@{keys}"], {"coded": f"`coded`, {bits} bits{what}"})
+          for keys, what, widths in (("after", "", ("1.75", "1.5", "1.25")), ("before", ", before RoPE", ("1.75", "1.5", "1.25", "4")))
+          for bits in widths]]
 ROWS = [row for _, rows in SETS for row in rows.values()]
 BASELINES = {"bf16": "bf16", "naive": "naive INT2", "hadamard_clip": "Hadamard, clip 0.96 / 0.92", "int3": "Hadamard INT3",
              "int4": "Hadamard INT4", "fp8": "fp8", "q8_0": "q8_0"}
@@ -67,13 +69,12 @@ class Bench:
         return time.perf_counter() - begin
 
     def fit(self, tokens, arguments, folder):
-        """Fits a set, and keeps what was taken for the first one; returns seconds."""
-        self.folder, stats = folder, self.work / "stats.safetensors"
-        if STATS in arguments:
-            return self.oscar("fit", *(stats if word == STATS else word for word in arguments), "--out", folder, "--force")
-        keeps = [] if arguments else ["--save-stats", stats]
-        return self.oscar("fit", "--model", self.options.model, "--tokens", tokens, "--max-tokens", self.document["calibration_tokens"],
-                          *arguments, *keeps, "--out", folder, "--force")
+        """Fits a set, on tokens or on saved statistics; returns seconds."""
+        self.folder = folder
+        words = [self.work / f"{word[1:]}.stats" if word.startswith("@") else word for word in arguments]
+        data = [] if "--stats" in arguments else \
+            ["--model", self.options.model, "--tokens", tokens, "--max-tokens", self.document["calibration_tokens"]]
+        return self.oscar("fit", *data, *words, "--out", folder, "--force")
 
     def verify(self, compare, *data):
         """Seconds, and the figures of methods and of the set's parts, by name."""

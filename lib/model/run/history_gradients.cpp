@@ -11,7 +11,7 @@ namespace {
 
 /// All of a layer that computing with it takes.
 struct WholeLayer {
-  std::unique_ptr<LoadedWeights> weights;
+  std::shared_ptr<const LoadedWeights> weights;
   std::vector<std::unique_ptr<LoadedWeights>> experts;
 };
 

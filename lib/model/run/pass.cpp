@@ -219,8 +219,7 @@ void Pass::tell_progress(std::int64_t tokens) {
 }
 
 void Pass::start_loading(int layer) {
-  next_ = std::async(std::launch::async,
-                     [this, layer]() -> std::shared_ptr<const LoadedWeights> { return decoder_.load_layer(layer); });
+  next_ = std::async(std::launch::async, [this, layer] { return decoder_.load_layer(layer); });
 }
 
 /// Takes the first sequences through the first layer for nothing: a GPU loads kernels and finds memory on first use.

@@ -4,6 +4,8 @@
 #include <ATen/ops/cat.h>
 
 #include <algorithm>
+#include <map>
+#include <mutex>
 
 #include "base/check.hpp"
 #include "base/errors.hpp"
@@ -17,8 +19,9 @@ namespace {
 constexpr std::int64_t kExpertBytes = 64 << 20;      // of experts that are loaded together
 constexpr std::int64_t kGpuExpertBytes = 512 << 20;  // the same for a GPU
 constexpr std::int64_t kTokensAtOnce = 8192;         // for experts: a few hundred each
-/// Free memory of a GPU, in bytes, from which on sequences take turns with gradients.
-constexpr std::size_t kRoomForGradients = std::size_t{24} << 30;
+/// Free memory of a GPU, in bytes, from which on sequences take turns with gradients, and weights stay for later
+/// passes.
+constexpr std::size_t kMuchRoom = std::size_t{24} << 30;
 
 class TorchDecoder : public Decoder {
  public:
@@ -33,7 +36,7 @@ class TorchDecoder : public Decoder {
   [[nodiscard]] int concurrent_sequences() const override { return device_.is_gpu() ? 1 : 0; }
   [[nodiscard]] int concurrent_gradients() const override {
     if (!device_.is_gpu()) return 0;
-    return device_.free_bytes() > kRoomForGradients ? 3 : 1;
+    return has_much_room() ? 3 : 1;
   }
   [[nodiscard]] std::int64_t tokens_at_once() const override { return device_.is_gpu() ? kTokensAtOnce : 1; }
   [[nodiscard]] bool is_gpu() const override { return device_.is_gpu(); }
@@ -86,8 +89,8 @@ class TorchDecoder : public Decoder {
     });
   }
 
-  [[nodiscard]] std::unique_ptr<LoadedWeights> load_layer(int layer) const override {
-    return call([&] { return load_layer_weights(route_, layer); });
+  [[nodiscard]] std::shared_ptr<const LoadedWeights> load_layer(int layer) const override {
+    return kept(layer, [&]() -> std::shared_ptr<const LoadedWeights> { return load_layer_weights(route_, layer); });
   }
 
   [[nodiscard]] std::vector<std::unique_ptr<LoadedWeights>> load_experts(int layer,
@@ -193,7 +196,7 @@ class TorchDecoder : public Decoder {
   }
 
   [[nodiscard]] std::shared_ptr<const LoadedWeights> load_head() const override {
-    return call([&] { return head_.take(route_); });
+    return kept(kHead, [&]() -> std::shared_ptr<const LoadedWeights> { return head_.take(route_); });
   }
 
   void logits(const LoadedWeights& head, const Rows& hidden, std::int64_t first,
@@ -243,6 +246,18 @@ class TorchDecoder : public Decoder {
   }
 
  private:
+  [[nodiscard]] bool has_much_room() const { return device_.free_bytes() > kMuchRoom; }
+
+  /// What load() gives, or gave before and is kept. May be called concurrently.
+  template <class F>
+  [[nodiscard]] std::shared_ptr<const LoadedWeights> kept(int part, const F& load) const {
+    const std::lock_guard lock(kept_mutex_);
+    if (const auto found = kept_.find(part); found != kept_.end()) return found->second;
+    std::shared_ptr<const LoadedWeights> loaded = call(load);
+    if (has_much_room()) kept_[part] = loaded;
+    return loaded;
+  }
+
   /// Of one expert, unpacked.
   [[nodiscard]] std::int64_t expert_bytes(int layer) const {
     return std::int64_t{3} * config_.block(layer).mlp.experts.intermediate * config_.hidden_size *
@@ -279,6 +294,9 @@ class TorchDecoder : public Decoder {
   HiddenHome home_;
   WeightRoute route_{config_, store_, device_};
   mutable SharedHead head_;
+  static constexpr int kHead = -1;
+  mutable std::mutex kept_mutex_;
+  mutable std::map<int, std::shared_ptr<const LoadedWeights>> kept_;  // by layer, and the head
 };
 
 }  // namespace

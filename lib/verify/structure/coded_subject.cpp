@@ -7,6 +7,7 @@
 #include <cmath>
 #include <optional>
 
+#include "base/threads.hpp"
 #include "measure/set_method.hpp"
 #include "model/run/runner.hpp"
 #include "verify/structure/checks.hpp"
@@ -165,13 +166,14 @@ void check_covariances(const CodedLayer& layer, const CodedMoments& data, std::v
 }  // namespace
 
 void check_coded_on_data(const CodedPart& part, const std::vector<CodedMoments>& data, std::vector<Check>& checks) {
-  for (const CodedMoments& own : data) {
-    for (const CodedLayer& layer : part.layers) {
-      if (layer.layer_id != own.layer_id) continue;
-      check_scales(part, layer, data, own, checks);
-      check_covariances(layer, own, checks);
-    }
-  }
+  std::vector<std::vector<Check>> found(data.size());
+  parallel_for(data.size(), [&](std::size_t i) {
+    const auto layer = std::ranges::find(part.layers, data[i].layer_id, &CodedLayer::layer_id);
+    if (layer == part.layers.end()) return;
+    check_scales(part, *layer, data, data[i], found[i]);
+    check_covariances(*layer, data[i], found[i]);
+  });
+  for (const std::vector<Check>& own : found) checks.insert(checks.end(), own.begin(), own.end());
 }
 
 namespace {
