@@ -279,8 +279,9 @@ __device__ __forceinline__ void store_param(unsigned char* to, oscar_dtype type,
   if (type == OSCAR_FLOAT32) {
     *reinterpret_cast<float2*>(to) = {grid.scale, grid.zero};
   } else {
+    const auto finite = [](float x) { return fminf(fmaxf(x, -kLargestF16), kLargestF16); };
     *reinterpret_cast<unsigned*>(to) =
-        type == OSCAR_FLOAT16 ? pack_f16(grid.scale, grid.zero) : pack_bf16(grid.scale, grid.zero);
+        type == OSCAR_FLOAT16 ? pack_f16(finite(grid.scale), finite(grid.zero)) : pack_bf16(grid.scale, grid.zero);
   }
 }
 
