@@ -30,11 +30,12 @@ SETS = [(["--save-stats", "@after"], {"coded": "`coded`, 2.25 bits", "with_means
         (["--recipe", "coded", "--keys", "before-rope", "--save-stats", "@before"], {"coded": "`coded`, 2.25 bits, before RoPE"}),
         *[(["--recipe", "coded", "--bits", bits, "--stats", f"@{keys}"], {"coded": f"`coded`, {bits} bits{what}"})
           for keys, what, widths in (("after", "", ("1.75", "1.5", "1.25")), ("before", ", before RoPE", ("1.75", "1.5", "1.25", "4")))
-          for bits in widths]]
+          for bits in widths],
+        (["--recipe", "coded", "--keys", "before-rope", "--seq-len", "2048"], {"coded": "`coded`, 2.25 bits, before RoPE, fitted on 2,048 tokens"})]
 ROWS = [row for _, rows in SETS for row in rows.values()]
 BASELINES = {"bf16": "bf16", "naive": "naive INT2", "hadamard_clip": "Hadamard, clip 0.96 / 0.92", "int3": "Hadamard INT3",
              "int4": "Hadamard INT4", "fp8": "fp8", "q8_0": "q8_0"}
-FEW_BASELINES = {"short": [], "quick": ["bf16", "hadamard_clip", "int4"]}
+FEW_BASELINES = {"short": ["bf16", "int4", "fp8", "q8_0"], "quick": ["bf16", "hadamard_clip", "int4"]}
 SHORT_DOMAINS = ["code", "dialogue", "prose"]
 CROSSED = ("rotations", "coded")  # parts that are fitted on one domain at a time
 LONG = 8192
@@ -55,8 +56,9 @@ class Bench:
 
     def sizes(self):
         full = {"calibration_tokens": 32768, "sequences_per_domain": 2, "sequence_length": 4096, "queries_per_layer": 2048,
-                "needles_2k": 96, "quotes_2k": 48, "needles_7k": 24, "quotes_7k": 12, "long_sequences": 4}
-        short = {**full, "queries_per_layer": 256, "needles_2k": 24, "quotes_2k": 0, "needles_7k": 0, "quotes_7k": 0, "long_sequences": 0}
+                "needles_2k": 96, "quotes_2k": 48, "needles_7k": 24, "quotes_7k": 12, "long_sequences": 4, "longest_sequences": 3}
+        short = {**full, "queries_per_layer": 256, "needles_2k": 24, "quotes_2k": 0, "needles_7k": 0, "quotes_7k": 0, "long_sequences": 0,
+                 "longest_sequences": 1}
         quick = {**short, "calibration_tokens": 8192, "sequences_per_domain": 1, "sequence_length": 1638, "needles_2k": 16, "quotes_2k": 8}
         return {"full": full, "short": short, "quick": quick}[self.options.size]
 
@@ -187,7 +189,8 @@ class Bench:
                     self.keep(table, {"name": named[method], "on": length, **row})
 
     def long(self, length, compare):
-        seconds, methods = self.verify(compare, *self.tokens(self.texts / f"long_{length}.npy"), *self.answers("needle", f"needles_{NEEDLES[length]}"))
+        seconds, methods = self.verify(compare, *self.tokens(self.texts / f"long_{length}.npy"), "--sequences", self.document["longest_sequences"],
+                                       *self.answers("needle", f"needles_{NEEDLES[length]}"), "--max-needles", self.options.prompts)
         return {name: {"kld": each["model"]["kld_mean"], "kld_by_position": [[p["begin"], p["end"], p["kld_mean"]] for p in each["model"]["kld_by_position"]],
                        "needle_hits": each["model"]["needle_hits"], "needles": each["model"]["needles"], "verify_seconds": seconds}
                 for name, each in methods.items()}
@@ -223,7 +226,7 @@ def main():
     parser.add_argument("--device", default="auto")
     parser.add_argument("--part", choices=("recipes", "long", "tasks", "domains", "all"), default="all")
     parser.add_argument("--lengths", nargs="*", default=["16k", "32k"], help="of --part long, and of tasks, which have 4k, too")
-    parser.add_argument("--prompts", type=int, default=24, help="of each task and length, at most")
+    parser.add_argument("--prompts", type=int, default=24, help="of each task and length, and of needles of --part long, at most")
     parser.add_argument("--size", choices=("full", "short", "quick"), default="full", help="short: for a large model; quick: for two CPU cores")
     parser.add_argument("--only", nargs="*", help="names of rows; sets without one of them keep theirs")
     parser.add_argument("--commit", default="", help="the commit of the binary; default: this checkout's")
