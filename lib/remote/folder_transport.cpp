@@ -4,10 +4,10 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
-#include <cstring>
 #include <thread>
 #include <vector>
 
+#include "base/files.hpp"
 #include "base/status.hpp"
 #include "base/text.hpp"
 #include "remote/transport.hpp"
@@ -63,15 +63,14 @@ class FolderTransport : public Transport {
                            file, "publish the set again");
     }
     const std::unique_ptr<std::FILE, int (*)(std::FILE*)> stream(std::fopen(file.c_str(), "rbe"), &std::fclose);
-    if (stream == nullptr)
-      throw IoError(std::string("cannot open: ") + std::strerror(errno), file, "check the permissions");
+    if (stream == nullptr) throw_io("cannot open", file, errno);
     std::vector<std::byte> block(kBlock);
     for (std::size_t count = block.size(); count == block.size();) {
       throw_if_interrupted();
       count = std::fread(block.data(), 1, block.size(), stream.get());
       if (count > 0) sink(std::span(block).first(count));
     }
-    if (std::ferror(stream.get()) != 0) throw IoError(std::string("cannot read: ") + std::strerror(errno), file, "");
+    if (std::ferror(stream.get()) != 0) throw_io("cannot read", file, errno);
   }
 
   fs::path root_;
