@@ -5,7 +5,6 @@
 
 #include <algorithm>
 
-#include "base/check.hpp"
 #include "base/errors.hpp"
 #include "model/torch/ends.hpp"
 #include "model/torch/gradients.hpp"
