@@ -3,8 +3,6 @@
 
 #include <charconv>
 
-#include "base/errors.hpp"
-
 namespace oscar {
 namespace {
 

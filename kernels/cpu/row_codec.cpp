@@ -6,7 +6,6 @@
 #include <array>
 #include <bit>
 #include <cmath>
-#include <vector>
 
 #include "base/check.hpp"
 #include "base/threads.hpp"

@@ -6,7 +6,6 @@
 #include <numeric>
 #include <utility>
 
-#include "base/check.hpp"
 #include "kernels/reference/coded_row.hpp"
 
 namespace oscar::reference {

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <vector>
 
 #include "base/check.hpp"
 #include "kernels/reference/row_codec.hpp"

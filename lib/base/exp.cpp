@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "base/exp.hpp"
 
-#include <algorithm>
-#include <array>
-#include <cstddef>
 #include <cstdint>
 
 #include "base/vector_clones.hpp"

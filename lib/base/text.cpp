@@ -4,11 +4,8 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
-#include <cstdint>
 #include <cstdio>
 #include <utility>
-
-#include "base/errors.hpp"
 
 namespace oscar {
 namespace {

@@ -5,7 +5,6 @@
 #include <charconv>
 #include <mutex>
 #include <set>
-#include <string>
 #include <utility>
 #include <vector>
 

@@ -3,17 +3,11 @@
 
 #include <algorithm>
 #include <chrono>
-#include <filesystem>
-#include <functional>
 #include <future>
 #include <optional>
-#include <string>
-#include <vector>
 
 #include "base/check.hpp"
 #include "base/errors.hpp"
-#include "base/status.hpp"
-#include "model/run/runner.hpp"
 #include "model/tokenizer/tokens.hpp"
 
 namespace oscar {

@@ -6,7 +6,6 @@
 #include <exception>
 #include <future>
 #include <mutex>
-#include <vector>
 
 #include "base/status.hpp"
 

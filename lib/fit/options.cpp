@@ -11,7 +11,6 @@
 
 #include "base/errors.hpp"
 #include "base/text.hpp"
-#include "kernels/arguments.hpp"
 #include "method/compose.hpp"
 
 namespace oscar {
@@ -178,10 +177,9 @@ FitPlan plan_parts(const FitOptions& options, bool codable) {
   FitPlan plan;
   std::map<std::string, std::vector<const Reader*>> asked;  // by part
   std::vector<const Reader*> all;
-  for (const Reader& reader : readers()) {
-    if (options.readers.empty()) all.push_back(&reader);
+  for (const std::string& name : options.readers.empty() ? reader_names() : options.readers) {
+    all.push_back(&reader_from_name(name, "--for"));
   }
-  for (const std::string& name : options.readers) all.push_back(&reader_from_name(name, "--for"));
   if (options.recipe == "auto") {
     for (const Reader* reader : all) {
       const bool coded = codable && reads_coded(*reader, options);

@@ -4,9 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <optional>
 #include <tuple>
-#include <utility>
 #include <vector>
 
 #include "base/errors.hpp"

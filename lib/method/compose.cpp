@@ -8,7 +8,6 @@
 
 #include "base/check.hpp"
 #include "base/text.hpp"
-#include "method/spectrum.hpp"
 
 namespace oscar {
 namespace {

@@ -6,10 +6,8 @@
 #include <algorithm>
 
 #include "base/errors.hpp"
-#include "method/compose.hpp"
 #include "method/spectrum.hpp"
 #include "method/stretch.hpp"
-#include "moments/sums.hpp"
 
 namespace oscar {
 namespace {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
-// Files in a folder, one after the other.
+// Files in a folder, one after the other, each from its start.
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
-#include <cstring>
 #include <thread>
 #include <vector>
 
+#include "base/files.hpp"
 #include "base/status.hpp"
 #include "base/text.hpp"
 #include "remote/transport.hpp"
@@ -19,15 +19,39 @@ namespace fs = std::filesystem;
 
 constexpr std::size_t kBlock = std::size_t{1} << 20;
 
-class FolderTransport : public SerialTransport {
+class FolderTransport : public Transport {
  public:
   explicit FolderTransport(fs::path root) : root_(std::move(root)) {}
 
   [[nodiscard]] std::string where(const std::string& path) const override { return (root_ / path).string(); }
 
- protected:
-  void get(const std::string& path, std::uint64_t max_bytes, const Sink& sink) override {
-    const std::string file = where(path);
+  void run(const RequestSource& source) override {
+    while (!source.finished()) {
+      throw_if_interrupted();
+      const auto request = source.next();
+      if (!request) {  // all of it waits for another attempt
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        continue;
+      }
+      std::uint64_t to_skip = request->offset;
+      std::exception_ptr failure;
+      try {
+        read(where(request->path), request->max_bytes, [&](std::span<const std::byte> bytes) {
+          const std::size_t skipped = std::min<std::uint64_t>(to_skip, bytes.size());
+          to_skip -= skipped;
+          if (skipped < bytes.size()) request->sink(bytes.subspan(skipped));
+        });
+      } catch (...) {
+        failure = std::current_exception();
+      }
+      request->done(failure);
+    }
+  }
+
+ private:
+  /// Streams all of a file. One that exceeds max_bytes is refused.
+  static void read(const std::string& file, std::uint64_t max_bytes,
+                   const std::function<void(std::span<const std::byte>)>& sink) {
     std::error_code error;
     // A pipe or a device would block or never end.
     if (!fs::is_regular_file(file, error)) {
@@ -39,45 +63,20 @@ class FolderTransport : public SerialTransport {
                            file, "publish the set again");
     }
     const std::unique_ptr<std::FILE, int (*)(std::FILE*)> stream(std::fopen(file.c_str(), "rbe"), &std::fclose);
-    if (stream == nullptr)
-      throw IoError(std::string("cannot open: ") + std::strerror(errno), file, "check the permissions");
+    if (stream == nullptr) throw_io("cannot open", file, errno);
     std::vector<std::byte> block(kBlock);
     for (std::size_t count = block.size(); count == block.size();) {
       throw_if_interrupted();
       count = std::fread(block.data(), 1, block.size(), stream.get());
       if (count > 0) sink(std::span(block).first(count));
     }
-    if (std::ferror(stream.get()) != 0) throw IoError(std::string("cannot read: ") + std::strerror(errno), file, "");
+    if (std::ferror(stream.get()) != 0) throw_io("cannot read", file, errno);
   }
 
- private:
   fs::path root_;
 };
 
 }  // namespace
-
-void SerialTransport::run(const RequestSource& source) {
-  while (!source.finished()) {
-    throw_if_interrupted();
-    const auto request = source.next();
-    if (!request) {  // all of it waits for another attempt
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
-      continue;
-    }
-    std::uint64_t to_skip = request->offset;
-    std::exception_ptr failure;
-    try {
-      get(request->path, request->max_bytes, [&](std::span<const std::byte> bytes) {
-        const std::size_t skipped = std::min<std::uint64_t>(to_skip, bytes.size());
-        to_skip -= skipped;
-        if (skipped < bytes.size()) request->sink(bytes.subspan(skipped));
-      });
-    } catch (...) {
-      failure = std::current_exception();
-    }
-    request->done(failure);
-  }
-}
 
 std::unique_ptr<Transport> make_folder_transport(fs::path root) {
   return std::make_unique<FolderTransport>(std::move(root));

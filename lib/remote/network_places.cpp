@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "remote/network_places.hpp"
 
-#include <utility>
-
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "remote/location.hpp"

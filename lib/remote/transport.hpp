@@ -95,17 +95,6 @@ class Transport {
   [[nodiscard]] virtual std::string where(const std::string& path) const = 0;
 };
 
-/// A transport that streams one resource after the other, from its start.
-class SerialTransport : public Transport {
- public:
-  void run(const RequestSource& source) final;
-
- protected:
-  using Sink = std::function<void(std::span<const std::byte>)>;
-  /// Streams all of a resource. One known to exceed max_bytes is refused.
-  virtual void get(const std::string& path, std::uint64_t max_bytes, const Sink& sink) = 0;
-};
-
 [[nodiscard]] std::unique_ptr<Transport> make_folder_transport(std::filesystem::path root);
 [[nodiscard]] std::unique_ptr<Transport> make_curl_transport(const StoreLocation& location,
                                                              const TransferOptions& options);

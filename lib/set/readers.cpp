@@ -24,7 +24,7 @@ Set common_of(const Part& part) {
   Set set;
   set.model = part.model, set.calibration = part.calibration, set.windows = part.windows;
   if (part.recipe.contains("name")) set.recipe = {{"name", part.recipe["name"]}};
-  for (const Reader& reader : readers()) set.readers.push_back(reader.name);
+  set.readers = reader_names();
   return set;
 }
 
@@ -49,32 +49,31 @@ std::vector<std::string> part_names(const Set& set) {
   return names;
 }
 
+// clang-format off
 const std::vector<Reader>& readers() {
-  static const std::vector<Reader> kReaders = [] {
-    const Reader ours{.coded = true,
-                      .linear = true,
-                      .per_head = true,
-                      .mean = true,
-                      .key_clips = true,
-                      .value_clips = true,
-                      .lloyd_max = true,
-                      .lloyd_max_of_groups = true};
-    std::vector<Reader> all{ours, ours, ours, {.lloyd_max = true}, {}};
-    all[0].name = "vllm", all[1].name = "transformers", all[2].name = "sglang", all[3].name = "sglang-v1";
-    all[4].name = "llamacpp", all[1].before_rope = true;
-    all[2].coded = all[2].value_clips = all[2].lloyd_max_of_groups = false;
-    return all;
-  }();
+  //                     coded  before RoPE linear per head mean  key clips, value clips lloyd-max, of groups
+  static const std::vector<Reader> kReaders{
+      {"vllm",         true,  false,      true,  true,    true,  true,      true,       true,     true},
+      {"transformers", true,  true,       true,  true,    true,  true,      true,       true,     true},
+      {"sglang",       false, false,      true,  true,    true,  true,      false,      true,     false},
+      {"sglang-v1",    false, false,      false, false,   false, false,     false,      true,     false},
+      {"llamacpp"}};
   return kReaders;
+}
+// clang-format on
+
+std::vector<std::string> reader_names(bool rotations_only) {
+  std::vector<std::string> names;
+  for (const Reader& reader : readers()) {
+    if (!rotations_only || !reader.coded) names.push_back(reader.name);
+  }
+  return names;
 }
 
 const Reader& reader_from_name(const std::string& name, const std::string& option) {
-  std::vector<std::string> names;
-  for (const Reader& reader : readers()) {
-    if (reader.name == name) return reader;
-    names.push_back(reader.name);
-  }
-  throw unknown_choice(name, option, names, readers_of_server(name));
+  const auto found = std::ranges::find(readers(), name, &Reader::name);
+  if (found != readers().end()) return *found;
+  throw unknown_choice(name, option, reader_names(), readers_of_server(name));
 }
 
 std::string beyond_reader(const Reader& reader, const RotationPart& rotations) {

@@ -228,7 +228,7 @@ std::string serve_env(const RotationPart& part, const Reader& server, const Serv
 ServerSettings server_settings(const Set& set, const std::string& server, const fs::path& folder) {
   const auto parts = parts_of_readers(set);
   std::string name = server;
-  for (const char* known : {"sglang", "sglang-v1", "llamacpp"}) {
+  for (const std::string& known : reader_names(/*rotations_only=*/true)) {
     if (name.empty() && parts.contains(known)) name = known;
   }
   const auto own = parts.find(name);

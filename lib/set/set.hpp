@@ -70,6 +70,8 @@ struct Reader {
 };
 /// Returns vllm, transformers, sglang (trees that read format version 3), sglang-v1 and llamacpp.
 [[nodiscard]] const std::vector<Reader>& readers();
+/// Returns their names in that order. rotations_only: of those that read no coded cache.
+[[nodiscard]] std::vector<std::string> reader_names(bool rotations_only = false);
 /// Throws UsageError that lists the names. option: what asked for it.
 [[nodiscard]] const Reader& reader_from_name(const std::string& name, const std::string& option);
 

@@ -8,9 +8,7 @@
 #include <cstdio>
 #include <cstring>
 #include <functional>
-#include <memory>
 #include <set>
-#include <utility>
 
 #include "base/atomic_file.hpp"
 #include "base/check.hpp"

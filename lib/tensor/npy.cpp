@@ -4,7 +4,6 @@
 #include <array>
 #include <charconv>
 #include <cstring>
-#include <string>
 #include <string_view>
 
 #include "base/errors.hpp"

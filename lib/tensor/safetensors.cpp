@@ -5,7 +5,6 @@
 #include <cstring>
 #include <functional>
 #include <limits>
-#include <optional>
 #include <string_view>
 
 #include "base/atomic_file.hpp"

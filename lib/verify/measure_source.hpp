@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "measure/attention/attention_metrics.hpp"
+#include "measure/keys_read.hpp"
 #include "verify/structure/subject.hpp"
-#include "verify/verdict/measured_text.hpp"
 #include "verify/verify.hpp"
 
 namespace oscar::verify {

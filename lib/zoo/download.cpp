@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <deque>
 #include <memory>
 
@@ -89,7 +88,7 @@ class FileTransfer : public Transfer {
     if (descriptor_ >= 0) return;
     const int flags = O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | (resume_ ? 0 : O_TRUNC);
     descriptor_ = ::open(target_.c_str(), flags, 0644);
-    if (descriptor_ < 0) throw_io("cannot create");
+    if (descriptor_ < 0) throw_io("cannot create", target_, errno);
     if (received_ > 0) return;
     const off_t there = ::lseek(descriptor_, 0, SEEK_END);
     if (there > 0 && static_cast<std::uint64_t>(there) > expected_.size) return restart();  // that was not ours
@@ -109,7 +108,7 @@ class FileTransfer : public Transfer {
   }
 
   void restart() {
-    if (::ftruncate(descriptor_, 0) != 0) throw_io("cannot write");
+    if (::ftruncate(descriptor_, 0) != 0) throw_io("cannot write", target_, errno);
     count_(-static_cast<std::int64_t>(received_));
     received_ = 0;
     mixed_ = false;
@@ -125,19 +124,12 @@ class FileTransfer : public Transfer {
     while (!bytes.empty()) {
       const ssize_t count = ::pwrite(descriptor_, bytes.data(), bytes.size(), static_cast<off_t>(received_));
       if (count < 0 && errno == EINTR) continue;
-      if (count < 0) throw_io("cannot write");
+      if (count < 0) throw_io("cannot write", target_, errno);
       hash_->update(bytes.first(static_cast<std::size_t>(count)));
       received_ += static_cast<std::uint64_t>(count);
       count_(count);
       bytes = bytes.subspan(static_cast<std::size_t>(count));
     }
-  }
-
-  [[noreturn]] void throw_io(const char* what) const {
-    const int error = errno;
-    throw IoError(std::string(what) + ": " + std::strerror(error), target_.string(),
-                  error == ENOSPC || error == EDQUOT || error == EFBIG ? "free some disk space, then run again"
-                                                                       : "check the permissions");
   }
 
   fs::path target_;

@@ -14,7 +14,6 @@
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/sha256.hpp"
-#include "remote/transport.hpp"
 #include "set/manifest.hpp"
 #include "set/set.hpp"
 #include "zoo/cache.hpp"

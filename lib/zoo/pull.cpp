@@ -2,7 +2,6 @@
 #include "zoo/pull.hpp"
 
 #include <algorithm>
-#include <optional>
 
 #include "base/atomic_file.hpp"
 #include "base/errors.hpp"

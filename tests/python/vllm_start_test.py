@@ -163,6 +163,12 @@ class StartTest(unittest.TestCase):
         with self.assertLogs("oscar_kv", "WARNING"):
             self.assertEqual(self.configure(), "served")
 
+    def test_keys_before_rope_that_a_manifest_gives_to_vllm(self):
+        os.environ["OSCAR_KV_SET"] = str(sample_set("oscar"))
+        side = types.SimpleNamespace(rotary=0)
+        with mock.patch.object(vllm_start, "read_set", return_value=types.SimpleNamespace(layers={3: types.SimpleNamespace(key=side)})):
+            self.assertIn("keys of layers [3] are stored before RoPE", self.configure())
+
     def made(self, **backends):
         """What a process of a server does once its layers are made: {name: path of the class of its backend}."""
         layers = {"model.layers.0.mixer": types.SimpleNamespace()}  # no attention

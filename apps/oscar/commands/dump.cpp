@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <fmt/format.h>
 
-#include "base/errors.hpp"
 #include "base/text.hpp"
 #include "commands.hpp"
 #include "dump/live_source.hpp"

@@ -8,7 +8,6 @@
 #include <cstdlib>
 #include <future>
 #include <memory>
-#include <optional>
 #include <set>
 #include <utility>
 

@@ -257,10 +257,8 @@ void add_check_options(CLI::App& command, ServeCheckCommand& c) {
     return command.add_option(name, value, help)->capture_default_str()->group(group);
   };
   const char *const check = "Check", *const more = "More about the check";
-  add(check, "--for", c.reader,
-      "What the server is, where servers read different parts of the set: vllm, transformers, sglang, sglang-v1, "
-      "llamacpp")
-      ->check(CLI::IsMember({"vllm", "transformers", "sglang", "sglang-v1", "llamacpp"}));
+  add(check, "--for", c.reader, "What the server is, where servers read different parts of the set")
+      ->check(CLI::IsMember(reader_names()));
   add(check, "--served-model", c.options.served_model, "Its name at the server; default: the first that it lists");
   add(check, "--prompts", c.options.prompts, "Texts to be continued")->check(kPositive);
   add(check, "--needles", c.options.needles, "Prompts that repeat a span from their beginning")

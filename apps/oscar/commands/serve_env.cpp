@@ -7,7 +7,6 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <map>
 
 #include "base/errors.hpp"
 #include "base/text.hpp"
@@ -88,7 +87,7 @@ void register_serve_env(CLI::App& app, Context& context) {
   command
       ->add_option("--for", options->reader,
                    "The server: sglang, sglang-v1 or llamacpp; default: the first of these that the set has a part for")
-      ->check(CLI::IsMember({"sglang", "sglang-v1", "llamacpp"}));
+      ->check(CLI::IsMember(reader_names(/*rotations_only=*/true)));
   command->add_flag("--allow-rejected", options->allow_rejected,
                     "Serve a part that verify has rejected for this server");
   add_json_option(*command, context);

@@ -6,11 +6,9 @@
 
 #include <ctime>
 #include <memory>
-#include <optional>
 
 #include "base/atomic_file.hpp"
 #include "base/errors.hpp"
-#include "base/files.hpp"
 #include "base/text.hpp"
 #include "command_line.hpp"
 #include "commands/commands.hpp"
@@ -20,7 +18,6 @@
 #include "model_input.hpp"
 #include "options.hpp"
 #include "verify/report/html_report.hpp"
-#include "verify/report/report.hpp"
 #include "verify/stock_caches.hpp"
 #include "zoo/index.hpp"
 

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 _SCHEMA = "oscar.set.v1"
-# Of each part, the file that is read; our readers take the first part that there is.
+# Of each part, the file that is read.
 _FILES = {"coded": "coded.safetensors", "with_means": "with_means/rotations.h5", "rotations": "rotations.h5"}
 # What a folder can list; the last are for people (lib/set/one_truth.cpp).
 _LISTED = re.compile(r"coded\.safetensors|(with_means/)?(rotations\.h5|serve\.env|k_mean\.pt|[kv]_rotation_\w+\.pt|[kv]_clip_per_(layer|head)\.json|"
@@ -263,14 +263,9 @@ def _refuse_if(where: str, *checks: tuple[bool, str]) -> None:
             raise ValueError(f"{where}: {text}; {_AGAIN}, and ask `oscar verify`")
 
 
-def _stores_before_rope(part: Any) -> bool:
-    """Whether keys of any layer of the coded cache are stored before RoPE, which vLLM's kernels do not read."""
-    layers = member(part, "layers")
-    return isinstance(layers, list) and any(member(member(layer, "key"), "rotary") is not None for layer in layers)
-
-
 def _part_for(manifest: dict[str, Any], reader: str, where: str) -> str:
-    """The name of the part that the reader reads, after what all parts share was checked."""
+    """The name of the part that the reader reads (lib/set/readers.cpp decides it when a set is written, and `oscar pull` and `oscar verify`
+    whether it was decided so), after what all parts share was checked."""
     parts, readers, windows = (manifest.get(name) for name in ("parts", "readers", "windows"))
     _refuse_if(
         where,
@@ -279,12 +274,9 @@ def _part_for(manifest: dict[str, Any], reader: str, where: str) -> str:
         (not all(_is_count(member(windows, each)) for each in ("sink", "recent")), "windows are no counts"),
         (not isinstance(readers, dict), "no readers"),
         (not isinstance(parts, dict) or not parts or not set(parts) <= set(_FILES), "no parts, or some that are not known"))
-    unread = {"coded"} if reader == "vllm" and _stores_before_rope(parts.get("coded")) else set()
-    name, best = readers.get(reader), next((each for each in _FILES if each in parts and each not in unread), None)
-    if name is None:
+    if (name := readers.get(reader)) is None:
         raise ValueError(f"{where}: the set has no part for {reader}, but for {', '.join(map(ascii, readers))}; fit it with --for {reader}")
-    _refuse_if(where, (name not in list(parts) or (reader in ("vllm", "transformers") and name != best),
-                       f"{reader} is to read the part {name!a}, and there are {', '.join(parts)}"))
+    _refuse_if(where, (name not in list(parts), f"{reader} is to read the part {name!a}, and there are {', '.join(parts)}"))
     return name
 
 

@@ -26,7 +26,10 @@ _BLOCK_ON_CPUS = 32  # tokens; vLLM's 128 would make windows keep up to 256 toke
 @cache
 def served_set() -> SetPart:
     """What vLLM reads of the set that this process serves. Raises ValueError, ImportError or OSError if it cannot be read."""
-    return read_set(set_path() or "", "vllm", allows_rejected())
+    part = read_set(set_path() or "", "vllm", allows_rejected())
+    if turned := [i for i, layer in part.layers.items() if layer.key.rotary is not None]:
+        raise ValueError(f"keys of layers {turned} are stored before RoPE, which vLLM's kernels do not read; fetch or fit the set again")
+    return part
 
 
 def _refuse(why: str) -> None:

@@ -7,7 +7,6 @@
 #include "base/sha256.hpp"
 #include "model/config/config_file.hpp"
 #include "model/config/families.hpp"
-#include "model/config/identity.hpp"
 #include "model/gguf/gguf_model.hpp"
 
 namespace oscar {

@@ -3,7 +3,6 @@
 
 #include "base/plugin.hpp"
 #include "base/threads.hpp"
-#include "model/run/decoder.hpp"
 #include "model/run/pass.hpp"
 #include "model/weights/checkpoint.hpp"
 #include "model/weights/layout.hpp"

@@ -121,20 +121,6 @@ at::Tensor grown(const at::Tensor& q, const MixerSpec& m, std::int64_t first) {
   return q * (at::log1p(contexts) * m.query_growth + 1).view({-1, 1, 1});
 }
 
-Projected project_heads_of(const Weights& w, const at::Tensor& normed, std::int64_t first) {
-  const MixerSpec& m = w.block().mixer;
-  const RotaryEmbedding rope(m.rope, first, first + normed.size(0), normed.device());
-  const at::ScalarType type = normed.scalar_type();
-  const at::Tensor heads = project_heads(w, normed, rope, "self_attn.q_proj", m.query_norm, m.num_heads);
-  const at::Tensor q = rescaled(grown(heads, m, first), m).to(type);
-  if (!m.own_kv) return {q, {}, {}};
-  const at::Tensor k = project_heads(w, normed, rope, "self_attn.k_proj", m.key_norm, m.num_kv_heads);
-  const char* source = m.value_is_key ? "self_attn.k_proj" : "self_attn.v_proj";
-  at::Tensor v = w.linear(normed, source).view({normed.size(0), m.num_kv_heads, m.value_dim});
-  if (m.value_norm) v = normalize(v, w.config().rms_norm_eps);
-  return {q, k.to(type), v.to(type)};
-}
-
 /// kv_b_proj as (heads, nope + value, latent): how heads read the latent.
 at::Tensor latent_readers(const Weights& w) {
   const MixerSpec& m = w.block().mixer;
@@ -184,10 +170,20 @@ at::Tensor attend_plainly(const at::Tensor& q, const at::Tensor& k, const at::Te
 
 }  // namespace
 
-Projected project_attention(const Weights& layer, const at::Tensor& x, std::int64_t first_position) {
-  const at::Tensor normed = layer.norm(x, layer.block().mixer_norm);
-  const bool latent = layer.block().mixer.kind == MixerKind::kLatentAttention;
-  return latent ? project_latent(layer, normed, first_position) : project_heads_of(layer, normed, first_position);
+Projected project_attention(const Weights& w, const at::Tensor& x, std::int64_t first) {
+  const MixerSpec& m = w.block().mixer;
+  const at::Tensor normed = w.norm(x, w.block().mixer_norm);
+  if (m.kind == MixerKind::kLatentAttention) return project_latent(w, normed, first);
+  const RotaryEmbedding rope(m.rope, first, first + normed.size(0), normed.device());
+  const at::ScalarType type = normed.scalar_type();
+  const at::Tensor heads = project_heads(w, normed, rope, "self_attn.q_proj", m.query_norm, m.num_heads);
+  const at::Tensor q = rescaled(grown(heads, m, first), m).to(type);
+  if (!m.own_kv) return {q, {}, {}};
+  const at::Tensor k = project_heads(w, normed, rope, "self_attn.k_proj", m.key_norm, m.num_kv_heads);
+  const char* source = m.value_is_key ? "self_attn.k_proj" : "self_attn.v_proj";
+  at::Tensor v = w.linear(normed, source).view({normed.size(0), m.num_kv_heads, m.value_dim});
+  if (m.value_norm) v = normalize(v, w.config().rms_norm_eps);
+  return {q, k.to(type), v.to(type)};
 }
 
 at::Tensor sinks_of(const Weights& layer, std::int64_t first, std::int64_t heads) {

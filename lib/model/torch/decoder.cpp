@@ -7,7 +7,6 @@
 #include <map>
 #include <mutex>
 
-#include "base/check.hpp"
 #include "base/errors.hpp"
 #include "model/torch/ends.hpp"
 #include "model/torch/gradients.hpp"

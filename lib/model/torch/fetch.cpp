@@ -13,7 +13,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <functional>
 #include <future>
 #include <map>
 #include <optional>

@@ -15,7 +15,6 @@
 
 #include "model/torch/ends.hpp"
 #include "model/torch/layer_math.hpp"
-#include "model/torch/rows.hpp"
 
 namespace oscar {
 namespace {

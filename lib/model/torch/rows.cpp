@@ -51,19 +51,14 @@ void unpack_state(const ModelConfig& config, const at::Tensor& state, HiddenRows
   }
 }
 
-namespace {
-
-void copy_to(const at::Tensor& from, std::byte* to) {
-  at::from_blob(to, from.sizes(), from.scalar_type()).copy_(from.contiguous(), /*non_blocking=*/true);
-}
-
-}  // namespace
-
 void start_copy(const Device& device, QkvRows& rows, const QkvBuffers& out) {
   const at::ScalarType type = scalar_type(out.dtype);
   rows.converted = {rows.qkv.q.to(type), rows.qkv.k.to(type), rows.qkv.v.to(type)};
   const auto finite = [](const at::Tensor& x) { return at::isfinite(x).all(); };
   rows.finite = at::stack({finite(rows.converted.q), finite(rows.converted.k), finite(rows.converted.v)});
+  const auto copy_to = [](const at::Tensor& from, std::byte* to) {
+    at::from_blob(to, from.sizes(), from.scalar_type()).copy_(from.contiguous(), /*non_blocking=*/true);
+  };
   const SideStream side(device, device.copying_stream());
   copy_to(rows.converted.q, out.q);
   copy_to(rows.converted.k, out.k);

@@ -10,7 +10,6 @@
 
 #include "base/errors.hpp"
 #include "base/files.hpp"
-#include "base/json.hpp"
 #include "moments/statistics.hpp"
 #include "set/formats.hpp"
 #include "set/manifest.hpp"
@@ -20,7 +19,6 @@
 #include "tensor/npy.hpp"
 #include "tensor/pt.hpp"
 #include "tensor/safetensors.hpp"
-#include "verify/structure/checks.hpp"
 #include "verify/structure/objective.hpp"
 
 namespace oscar {

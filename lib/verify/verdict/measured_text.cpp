@@ -7,7 +7,6 @@
 #include <set>
 #include <string_view>
 
-#include "base/errors.hpp"
 #include "base/text.hpp"
 
 namespace oscar::verify {

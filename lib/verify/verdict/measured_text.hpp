@@ -7,7 +7,6 @@
 #include <span>
 #include <string>
 
-#include "base/json.hpp"
 #include "kernels/types.hpp"
 #include "measure/keys_read.hpp"
 #include "measure/predictions/model_data.hpp"
