@@ -129,8 +129,8 @@ extern "C" __attribute__((visibility("default"))) int oscar_coded_turn_table_of(
     return refuse("pairs, frequencies, bases and table_bytes must not be null");
   }
   try {
-    const std::vector<CodedTurnPair> pairs = coded_turn_pairs(*turn);
-    *table_bytes = static_cast<std::int64_t>(pairs.size() * sizeof(CodedTurnPair));
+    const std::vector<oscar::CodedTurnPair> pairs = oscar::coded_turn_pairs(*turn);
+    *table_bytes = static_cast<std::int64_t>(pairs.size() * sizeof(oscar::CodedTurnPair));
     if (table != nullptr) std::memcpy(table, pairs.data(), static_cast<std::size_t>(*table_bytes));
     return 0;
   } catch (const std::exception& error) {
