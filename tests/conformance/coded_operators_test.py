@@ -127,7 +127,13 @@ class CodedTest(OperatorTest):
 
     @each(case | {"interleaved": interleaved, "turning": turning, "far": far} for case in CACHES
           for interleaved, turning, far in ((False, 1.0, False), (True, 1.0, True), (False, 0.5, True)))
-    def test_keys_before_rope(self, dim, page, interleaved, turning, far):
+    def test_keys_before_rope(self, **case):
+        self.check_keys_before_rope(**case)
+
+    def test_small_keys_before_rope(self):
+        self.check_keys_before_rope(64, 16, True, 0.5, True)
+
+    def check_keys_before_rope(self, dim, page, interleaved, turning, far):
         """Packed as they were before RoPE, and read as keys, at any positions: as float64 has it."""
         cache = CodedCache(DEVICE, dim, page)
         turn, stored, keys = turning_layer(cache, interleaved, int(turning * dim), far)
