@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: MIT
-// torch.ops.oscar.coded_layout, coded_pack, coded_unpack, coded_decode and coded_decode_workspace (bytes that it
-// needs on CUDA): oscar/coded_pack.h and coded_attention.h for tensors. All but the first can be captured in a CUDA
-// graph.
+// torch.ops.oscar.coded_layout, coded_turn, coded_pack, coded_unpack, coded_decode and coded_decode_workspace (bytes
+// that it needs on CUDA): oscar/coded_pack.h and coded_attention.h for tensors. All but the first two can be captured
+// in a CUDA graph.
+//   k_turn   uint8, of keys before RoPE: what coded_turn made on the CPU, of pairs int32 (head_dim / 2, 2) and of
+//   float32:
+//            frequencies (head_dim / 2), basis and inverse (num_kv_heads, head_dim, head_dim), mean (num_kv_heads,
+//            head_dim)
+//   k_positions  int32 (tokens); k_far: whether texts are beyond the near context of LongRoPE
 //   format   on the CPU: bits uint8 (num_kv_heads, head_dim / 8), steps and sigmas float32 (num_kv_heads, head_dim)
 //   layout   int64 (7) on the CPU, for coded_pack and coded_decode a list: head_dim, num_kv_heads, key operands, value
 //            operands, planes, bytes of a token, bytes of the reader's tables
@@ -16,6 +21,7 @@
 #include <cstring>
 #include <vector>
 
+#include "kernels/coded_turn.hpp"
 #include "on_cpu.hpp"
 #include "tensors.hpp"
 
@@ -195,12 +201,55 @@ void fill_slots(Args& args, const Tensor& slots, const Tensor& pages, const osca
   args.page_stride = pages.stride(0);
 }
 
+Tensor coded_turn(const Tensor& pairs, const Tensor& frequency, const Tensor& basis, const Tensor& inverse,
+                  const std::optional<Tensor>& mean, const std::optional<Tensor>& far_frequency) {
+  check_tensor(pairs, "pairs", pairs, 2, ScalarType::Int);
+  check_tensor(basis, "basis", pairs, 3, ScalarType::Float);
+  const int64_t heads = basis.size(0), dim = basis.size(1);
+  if (!(pairs.is_cpu() && pairs.is_contiguous() && 2 * pairs.size(0) == dim && pairs.size(1) == 2))
+    fail("pairs is ", shape_of(pairs), ", not a dense [", dim / 2, ", 2] on the CPU");
+  const auto data = [&](const Tensor& x, const char* name, int64_t rank, int64_t count) {
+    check_tensor(x, name, pairs, rank, ScalarType::Float);
+    if (!(x.is_contiguous() && x.numel() == count))
+      fail(name, " is ", shape_of(x), ", which does not fit, or not dense");
+    return x.const_data_ptr<float>();
+  };
+  const oscar_coded_turn turn{static_cast<int32_t>(dim),
+                              static_cast<int32_t>(heads),
+                              pairs.const_data_ptr<int32_t>(),
+                              data(frequency, "frequency", 1, dim / 2),
+                              far_frequency ? data(*far_frequency, "far_frequency", 1, dim / 2) : nullptr,
+                              data(basis, "basis", 3, heads * dim * dim),
+                              data(inverse, "inverse", 3, heads * dim * dim),
+                              mean ? data(*mean, "mean", 2, heads * dim) : nullptr};
+  const std::vector<CodedTurnPair> made = coded_turn_pairs(turn);
+  const std::size_t bytes = made.size() * sizeof(CodedTurnPair);
+  const Tensor table = torch::stable::new_empty(pairs, {static_cast<int64_t>(bytes)}, ScalarType::Byte);
+  std::memcpy(table.mutable_data_ptr<uint8_t>(), made.data(), bytes);
+  return table;
+}
+
+oscar_coded_turned turned_of(const std::optional<Tensor>& turn, const std::optional<Tensor>& positions, bool is_far,
+                             const Tensor& slots, const oscar_coded_layout& layout) {
+  oscar_coded_turned out{};
+  if (turn.has_value() != positions.has_value()) fail("k_turn and k_positions must be given together");
+  if (!turn) return out;
+  check_tensor(*turn, "k_turn", slots, 1, ScalarType::Byte);
+  check_tensor(*positions, "k_positions", slots, 1, ScalarType::Int);
+  const int64_t bytes = layout.num_kv_heads * (layout.head_dim / 2) * int64_t{sizeof(CodedTurnPair)};
+  if (!(turn->is_contiguous() && turn->numel() == bytes)) fail("k_turn has ", turn->numel(), " bytes, not ", bytes);
+  if (!(positions->is_contiguous() && positions->size(0) == slots.size(0)))
+    fail("k_positions has ", positions->size(0), " tokens, not ", slots.size(0), ", or is not dense");
+  return {turn->const_data_ptr(), positions->const_data_ptr<int32_t>(), is_far ? 1 : 0};
+}
+
 void coded_pack(const Tensor& slots, const Tensor& pages, const Numbers& numbers, const Tensor& tables,
                 const std::optional<Tensor>& k, const std::optional<Tensor>& v, const std::optional<Tensor>& k_rotation,
                 const std::optional<Tensor>& v_rotation, const std::optional<Tensor>& k_mean,
                 const std::optional<Tensor>& v_mean, const std::optional<Tensor>& k_norm_weight, double norm_epsilon,
                 const std::optional<Tensor>& positions, const std::optional<Tensor>& cos_sin, bool interleaved,
-                const std::optional<Tensor>& k_finished) {
+                const std::optional<Tensor>& k_finished, const std::optional<Tensor>& k_turn,
+                const std::optional<Tensor>& k_positions, bool k_far) {
   check_tensor(slots, "slots", slots, 1, ScalarType::Int);
   const oscar_coded_layout layout = layout_of(numbers, tables, slots);
   oscar_coded_pack_args args{};
@@ -209,6 +258,8 @@ void coded_pack(const Tensor& slots, const Tensor& pages, const Numbers& numbers
   args.v = side_of(v, v_rotation, v_mean, "v", slots, layout);
   args.norm_rope =
       norm_rope_of(k_norm_weight, norm_epsilon, positions, cos_sin, interleaved, k_finished, slots, layout);
+  args.turned = turned_of(k_turn, k_positions, k_far, slots, layout);
+  if (k_turn && (k_rotation || k_mean)) fail("keys that turn have neither k_rotation nor k_mean");
   if (args.num_tokens == 0) return;
   compute(
       slots, "coded_pack", [&](void* stream) { return oscar_coded_pack(&args, stream); },
@@ -216,13 +267,15 @@ void coded_pack(const Tensor& slots, const Tensor& pages, const Numbers& numbers
 }
 
 void coded_unpack(const Tensor& slots, const Tensor& pages, const Numbers& numbers, const Tensor& tables,
-                  const std::optional<Tensor>& k, const std::optional<Tensor>& v) {
+                  const std::optional<Tensor>& k, const std::optional<Tensor>& v, const std::optional<Tensor>& k_turn,
+                  const std::optional<Tensor>& k_positions, bool k_far) {
   check_tensor(slots, "slots", slots, 1, ScalarType::Int);
   const oscar_coded_layout layout = layout_of(numbers, tables, slots);
   oscar_coded_unpack_args args{};
   fill_slots(args, slots, pages, layout);
   if (k) args.k = target_of(*k, "k", slots, layout.num_kv_heads, layout.head_dim);
   if (v) args.v = target_of(*v, "v", slots, layout.num_kv_heads, layout.head_dim);
+  args.turned = turned_of(k_turn, k_positions, k_far, slots, layout);
   if (args.num_tokens == 0) return;
   compute(
       slots, "coded_unpack", [&](void* stream) { return oscar_coded_unpack(&args, stream); },
@@ -266,13 +319,17 @@ STABLE_TORCH_LIBRARY_FRAGMENT(oscar, library) {
       "coded_layout(Tensor k_bits, Tensor v_bits, Tensor k_steps, Tensor v_steps, Tensor k_sigmas, Tensor v_sigmas, *, "
       "bool for_gpu=True) -> (Tensor layout, Tensor tables)");
   library.def(
+      "coded_turn(Tensor pairs, Tensor frequency, Tensor basis, Tensor inverse, *, Tensor? mean=None, "
+      "Tensor? far_frequency=None) -> Tensor");
+  library.def(
       "coded_pack(Tensor slots, Tensor(a!) pages, int[] layout, Tensor tables, *, Tensor? k=None, Tensor? v=None, "
       "Tensor? k_rotation=None, Tensor? v_rotation=None, Tensor? k_mean=None, Tensor? v_mean=None, "
       "Tensor? k_norm_weight=None, float norm_epsilon=0.0, Tensor? positions=None, Tensor? cos_sin=None, "
-      "bool interleaved=False, Tensor(b!)? k_finished=None) -> ()");
+      "bool interleaved=False, Tensor(b!)? k_finished=None, Tensor? k_turn=None, Tensor? k_positions=None, "
+      "bool k_far=False) -> ()");
   library.def(
       "coded_unpack(Tensor slots, Tensor pages, int[] layout, Tensor tables, *, Tensor(a!)? k=None, "
-      "Tensor(b!)? v=None) -> ()");
+      "Tensor(b!)? v=None, Tensor? k_turn=None, Tensor? k_positions=None, bool k_far=False) -> ()");
   library.def(
       "coded_decode(Tensor q, Tensor pages, int[] layout, Tensor tables, Tensor page_table, Tensor lengths, "
       "Tensor k_window, Tensor v_window, Tensor window_pages, Tensor window_lengths, *, "
@@ -291,6 +348,7 @@ STABLE_TORCH_LIBRARY_IMPL(oscar, Meta, library) {
 
 STABLE_TORCH_LIBRARY_IMPL(oscar, CPU, library) {
   library.impl("coded_layout", TORCH_BOX(&coded_layout));
+  library.impl("coded_turn", TORCH_BOX(&coded_turn));
   library.impl("coded_decode", TORCH_BOX(&CodedDecoding::run));
   library.impl("coded_pack", TORCH_BOX(&coded_pack));
   library.impl("coded_unpack", TORCH_BOX(&coded_unpack));

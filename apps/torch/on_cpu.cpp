@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/coded_turn.hpp"
 #include "kernels/reference/attention.hpp"
 #include "kernels/reference/packing.hpp"
 #include "kernels/reference/row_codec.hpp"
@@ -136,6 +137,22 @@ void finish(const oscar_norm_rope& call, int token, int head, Row& row) {
   if (call.rows.data != nullptr) write_bf16(row_of(call.rows, token, head), row);
 }
 
+/// A packed row of a key before RoPE becomes the key (kBack: a key such a row), rounded to bfloat16.
+template <bool kBack>
+void turn(const oscar_coded_turned& turned, std::int64_t token, int head, Row& row) {
+  const Row from = row;
+  const std::size_t count = row.size() / 2;
+  for (const CodedTurnPair& pair :
+       std::span(static_cast<const CodedTurnPair*>(turned.table) + size_of_row(head) * count, count)) {
+    const auto& read = kBack ? pair.channel : pair.coordinate;
+    const auto& written = kBack ? pair.coordinate : pair.channel;
+    const PairValues x{from[size_of_row(read[0])], from[size_of_row(read[1])]};
+    const PairValues y = kBack ? unturned_pair(pair, x, turned.positions[token], turned.is_far)
+                               : turned_pair(pair, x, turned.positions[token], turned.is_far);
+    row[size_of_row(written[0])] = round_to_bf16(y.first), row[size_of_row(written[1])] = round_to_bf16(y.second);
+  }
+}
+
 }  // namespace
 
 void int2_pack(const oscar_int2_pack_args& args, Grid grid) {
@@ -224,6 +241,7 @@ void coded_pack(const oscar_coded_pack_args& args, const CodedLayer& layer) {
             read(bytes_of(rows.x) + t * rows.x_token_stride + head * rows.x_head_stride, OSCAR_BFLOAT16, args.head_dim);
         if (number == 0) finish(lacking, static_cast<int>(t), head, row);
         if (slot < 0) continue;
+        if (number == 0 && args.turned.table != nullptr) turn<true>(args.turned, t, head, row);
         if (rows.rotation != nullptr) {
           const auto* const matrix = bytes_of(rows.rotation) + head * rows.rotation_head_stride;
           const float* const mean = rows.mean == nullptr ? nullptr : rows.mean + head * rows.mean_head_stride / 4;
@@ -248,6 +266,10 @@ void coded_unpack(const oscar_coded_unpack_args& args, const CodedLayer& layer) 
         layer.rows(number, head)
             .read(bytes_of(args.pages) + slot / args.page_size * args.page_stride, row, args.page_size,
                   slot % args.page_size);
+        if (number == 0 && args.turned.table != nullptr) {
+          for (float& value : row) value = round_to_bf16(value);
+          turn<false>(args.turned, t, head, row);
+        }
         write_bf16(row_of(rows, t, head), row);
       }
     }

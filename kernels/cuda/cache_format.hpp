@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/host_device.hpp"
+#include "kernels/host_device.hpp"
 #include "kernels/types.hpp"
 
 namespace oscar::cuda {

@@ -10,6 +10,7 @@
 
 #include "kernels/cuda/coded_pack_encode.cuh"
 #include "kernels/cuda/coded_pack_rows.cuh"
+#include "kernels/cuda/coded_turn.cuh"
 #include "kernels/cuda/int2_launch.cuh"
 
 namespace oscar::cuda {
@@ -60,8 +61,23 @@ __device__ __forceinline__ void make_bias(const oscar_coded_rows& rows, int head
   }
 }
 
-/// Grid: (any number, sides * num_kv_heads); blocks of a head and side share its tiles.
-template <int kDim, bool kRotate, bool kNormRope>
+/// Turns the rows of a warp's tile back. position: of the lane's token.
+template <int kDim>
+__device__ __forceinline__ void turn_back(const CodedTile<kDim>& tile, const oscar_coded_turned& turned, int head,
+                                          int position) {
+  const TurnedPairs<kDim> pairs(turned, head);
+#pragma unroll 1
+  for (unsigned row = 0; row < kCodedPackTokens; ++row) {
+    pairs.back(
+        [&](int channel) { return reinterpret_cast<__nv_bfloat16*>(tile.at(row, static_cast<unsigned>(channel))); },
+        __shfl_sync(kQuadLanes, position, static_cast<int>(row)));
+  }
+  __syncwarp();
+}
+
+/// Grid: (any number, sides * num_kv_heads); blocks of a head and side share its tiles. kTurns: keys before RoPE, and
+/// no values.
+template <int kDim, bool kRotate, bool kNormRope, bool kTurns>
 __global__ void __launch_bounds__(CodedPackPlaces<kDim, kRotate>::kWarps* kLanes,
                                   CodedPackPlaces<kDim, kRotate>::kBlocks)
     coded_pack(const __grid_constant__ CodedPackParams p) {
@@ -101,6 +117,10 @@ __global__ void __launch_bounds__(CodedPackPlaces<kDim, kRotate>::kWarps* kLanes
     if constexpr (kNormRope) {
       if (value_side == 0) NormRope<kDim>(p.args.norm_rope, head).finish(tile, first, p.args.num_tokens, position);
     }
+    if constexpr (kTurns) {
+      const int token = min(first + lane, p.args.num_tokens - 1);
+      turn_back(tile, p.args.turned, head, p.args.turned.positions[token]);
+    }
     if constexpr (kRotate) {
       tile.rotate(target + Shared::kRotation, reinterpret_cast<const float*>(shared + Shared::kBias));
     }
@@ -111,15 +131,15 @@ __global__ void __launch_bounds__(CodedPackPlaces<kDim, kRotate>::kWarps* kLanes
   }
 }
 
-template <int kDim, bool kRotate, bool kNormRope>
+template <int kDim, bool kRotate, bool kNormRope, bool kTurns = false>
 int launch(const CodedPackParams& p, cudaStream_t stream) {
   using Shared = CodedPackPlaces<kDim, kRotate>;
   constexpr int kBlocks = Shared::kBlocks * 132;  // what an H100 holds at once
   const int parts = p.sides * p.args.num_kv_heads, rows = kCodedPackTokens * Shared::kWarps;
   const int blocks = (p.args.num_tokens + rows - 1) / rows;
   const dim3 grid(static_cast<unsigned>(std::min(blocks, std::max(1, kBlocks / parts))), static_cast<unsigned>(parts));
-  return launch_overlapping<coded_pack<kDim, kRotate, kNormRope>>(p, grid, Shared::kWarps * kLanes, Shared::kBytes,
-                                                                  Shared::kBytes, stream);
+  return launch_overlapping<coded_pack<kDim, kRotate, kNormRope, kTurns>>(p, grid, Shared::kWarps * kLanes,
+                                                                          Shared::kBytes, Shared::kBytes, stream);
 }
 
 template <int kDim, bool kRotate>
@@ -128,7 +148,15 @@ int launch_keys(const CodedPackParams& p, cudaStream_t stream) {
 }
 
 template <int kDim>
-int launch_either(const CodedPackParams& p, cudaStream_t stream) {
+int launch_either(CodedPackParams p, cudaStream_t stream) {
+  if (p.args.turned.table != nullptr) {
+    const bool values = p.sides == 2;
+    p.sides = 1;
+    const int status = is_wanted(p.args.norm_rope) ? launch<kDim, false, true, true>(p, stream)
+                                                   : launch<kDim, false, false, true>(p, stream);
+    if (status != cudaSuccess || !values) return status;
+    p.first_side = 1, p.args.norm_rope = {};
+  }
   const oscar_coded_rows& rows = p.first_side == 0 ? p.args.k : p.args.v;
   return rows.rotation != nullptr ? launch_keys<kDim, true>(p, stream) : launch_keys<kDim, false>(p, stream);
 }
@@ -171,7 +199,10 @@ const char* problem(const oscar_coded_pack_args& a) {
     if (rows->x == nullptr) continue;
     if (const char* wrong = side_problem(*rows)) return wrong;
   }
-  if (a.k.x != nullptr && a.v.x != nullptr && (a.k.rotation == nullptr) != (a.v.rotation == nullptr)) {
+  if (const char* wrong = turned_problem(a.turned, a.k.x)) return wrong;
+  if (a.turned.table != nullptr) {
+    if (a.k.rotation != nullptr || a.k.mean != nullptr) return "keys that turn have neither a rotation nor a mean";
+  } else if (a.k.x != nullptr && a.v.x != nullptr && (a.k.rotation == nullptr) != (a.v.rotation == nullptr)) {
     return "keys and values must both have rotations, or neither; pack them one after another";
   }
   if (is_wanted(a.norm_rope)) {

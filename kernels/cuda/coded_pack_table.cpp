@@ -5,6 +5,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "kernels/coded_turn.hpp"
 #include "kernels/cuda/coded_layout.hpp"
 #include "kernels/cuda/int2_arguments.hpp"
 #include "kernels/reference/coded_page.hpp"
@@ -113,6 +114,24 @@ extern "C" __attribute__((visibility("default"))) int oscar_coded_pack_table_of(
     const std::vector<unsigned char> bytes = coded_pack_table(*format, k_sigmas, v_sigmas);
     *table_bytes = static_cast<std::int64_t>(bytes.size());
     if (table != nullptr) std::memcpy(table, bytes.data(), bytes.size());
+    return 0;
+  } catch (const std::exception& error) {
+    return refuse(error.what());
+  }
+}
+
+extern "C" __attribute__((visibility("default"))) int oscar_coded_turn_table_of(const oscar_coded_turn* turn,
+                                                                                std::int64_t* table_bytes,
+                                                                                void* table) {
+  using namespace oscar::cuda;
+  if (turn == nullptr || table_bytes == nullptr || turn->pairs == nullptr || turn->frequency == nullptr ||
+      turn->basis == nullptr || turn->inverse == nullptr) {
+    return refuse("pairs, frequencies, bases and table_bytes must not be null");
+  }
+  try {
+    const std::vector<oscar::CodedTurnPair> pairs = oscar::coded_turn_pairs(*turn);
+    *table_bytes = static_cast<std::int64_t>(pairs.size() * sizeof(oscar::CodedTurnPair));
+    if (table != nullptr) std::memcpy(table, pairs.data(), static_cast<std::size_t>(*table_bytes));
     return 0;
   } catch (const std::exception& error) {
     return refuse(error.what());

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/coded_layout.hpp"
-#include "kernels/cuda/host_device.hpp"
+#include "kernels/host_device.hpp"
 
 namespace oscar::cuda {
 

@@ -6,8 +6,10 @@
 
 #include <bit>
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/cuda/coded_pack_table.hpp"
+#include "kernels/cuda/coded_turn.cuh"
 #include "kernels/cuda/int2_arguments.hpp"
 #include "kernels/cuda/int2_launch.cuh"
 #include "kernels/cuda/int2_mma.cuh"
@@ -40,17 +42,25 @@ struct UnpackTile {
   }
 };
 
-/// Rounds to bfloat16 and writes the thread's channels of a row of `to`.
-template <int kDim>
-__device__ __forceinline__ void store_row(const oscar_bf16_rows& to, int token, int head, const float (&values)[8]) {
+/// Eight channels of a row as bfloat16.
+__device__ __forceinline__ uint4 rounded(const float (&values)[8]) {
   unsigned words[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const __nv_bfloat162 pair = __floats2bfloat162_rn(values[2 * i], values[2 * i + 1]);
     words[i] = reinterpret_cast<const unsigned&>(pair);
   }
+  return make_uint4(words[0], words[1], words[2], words[3]);
+}
+/// Writes the thread's channels of a row of `to`.
+template <int kDim>
+__device__ __forceinline__ void store_row(const oscar_bf16_rows& to, int token, int head, uint4 channels) {
   auto* const row = static_cast<unsigned char*>(to.data) + token * to.token_stride + head * to.head_stride;
-  reinterpret_cast<uint4*>(row)[UnpackTile<kDim>::block()] = make_uint4(words[0], words[1], words[2], words[3]);
+  reinterpret_cast<uint4*>(row)[UnpackTile<kDim>::block()] = channels;
+}
+template <int kDim>
+__device__ __forceinline__ void store_row(const oscar_bf16_rows& to, int token, int head, const float (&values)[8]) {
+  store_row<kDim>(to, token, head, rounded(values));
 }
 
 /// Blocks of a launch for each of `parts` parts (heads, sides) of so many tokens: no more than the chip holds at once.
@@ -167,6 +177,11 @@ struct CodedUnpackParams {
   int first_side;  // of the keys (0) and values (1) that are read
 };
 
+/// What a kernel of rows that do not turn knows of turning.
+struct NoTurn {
+  __device__ NoTurn(const oscar_coded_turned&, int) {}
+};
+
 /// Bits of a block's codes in one byte of each string.
 struct CodedBits {
   int at;          // bytes of a token before their plane, from the head's on
@@ -222,11 +237,27 @@ __device__ __forceinline__ void add_codes(const unsigned char* head, const Coded
   codes[3] |= (words.w >> bits.shift & bits.mask) << bits.code_bit;
 }
 
-/// Grid: (any number, sides * num_kv_heads).
+/// Turns the rows of a tile's tokens, a warp a row at a time. By all threads of a block.
 template <int kDim>
-__global__ void __launch_bounds__(kUnpackThreads, 4) coded_unpack(const __grid_constant__ CodedUnpackParams p) {
+__device__ __forceinline__ void turn_tile(const TurnedPairs<kDim>& pairs, const CodedUnpackParams& p, int first,
+                                          __nv_bfloat16* rows) {
+  constexpr int kWarps = kUnpackThreads / 32;
+  __syncthreads();  // every thread has written its channels
+  for (int i = static_cast<int>(threadIdx.x) / 32; i < UnpackTile<kDim>::kTokens; i += kWarps) {
+    if (first + i >= p.args.num_tokens) break;
+    __nv_bfloat16* const row = rows + i * kDim;
+    pairs.forth([&](int channel) { return row + channel; }, p.args.turned.positions[first + i]);
+  }
+  __syncthreads();
+}
+
+/// Grid: (any number, sides * num_kv_heads). kTurns: keys before RoPE, and no values.
+template <int kDim, bool kTurns>
+__global__ void __launch_bounds__(kUnpackThreads, kTurns ? 2 : 4)
+    coded_unpack(const __grid_constant__ CodedUnpackParams p) {
   using Tile = UnpackTile<kDim>;
   __shared__ CodedUnpackPlaces shared;
+  __shared__ uint4 turning[kTurns ? Tile::kTokens * Tile::kLanes : 1];  // rows of a tile
   const int heads = p.args.num_kv_heads, which = static_cast<int>(blockIdx.y), block = Tile::block();
   const int value_side = p.first_side + which / heads, head = which % heads, page_size = p.args.page_size;
   const oscar_bf16_rows& to = value_side == 0 ? p.args.k : p.args.v;
@@ -241,6 +272,7 @@ __global__ void __launch_bounds__(kUnpackThreads, 4) coded_unpack(const __grid_c
   const float middle = 0.5F * (side.levels[block] - 1);
   const unsigned char* const pages = static_cast<const unsigned char*>(p.args.pages) + side.first_byte * page_size;
   const int scales_at = side.scales_at * page_size + 2 * value_side + (block < side.wide ? 0 : 1);
+  std::conditional_t<kTurns, TurnedPairs<kDim>, NoTurn> pairs(p.args.turned, head);
   __syncthreads();
   const int count = shared.count[block];
   const CodedBits bits = count > 0 ? shared.bits[block][0] : CodedBits{};
@@ -269,16 +301,41 @@ __global__ void __launch_bounds__(kUnpackThreads, 4) coded_unpack(const __grid_c
         const unsigned number = __byte_perm(codes[i][j / 2], kWholeNumber, j % 2 == 0 ? 0x7610 : 0x7632);
         values[j] = (__uint_as_float(number) - kWholeBase - middle) * step[j] * scale;
       }
-      store_row<kDim>(to, Tile::token(first, i), head, values);
+      if constexpr (kTurns) {
+        turning[(Tile::token(first, i) - first) * Tile::kLanes + block] = rounded(values);
+      } else {
+        store_row<kDim>(to, Tile::token(first, i), head, values);
+      }
+    }
+    if constexpr (kTurns) {
+      turn_tile<kDim>(pairs, p, first, reinterpret_cast<__nv_bfloat16*>(turning));
+#pragma unroll
+      for (int i = 0; i < kUnpackRows; ++i) {
+        const int token = Tile::token(first, i);
+        if (slots[i] >= 0) store_row<kDim>(to, token, head, turning[(token - first) * Tile::kLanes + block]);
+      }
+      __syncthreads();  // every thread has read its channels
     }
   }
 }
 
-template <int kDim>
-int launch(const CodedUnpackParams& p, cudaStream_t stream) {
-  const int parts = p.args.num_kv_heads * (p.args.k.data != nullptr && p.args.v.data != nullptr ? 2 : 1);
+/// Launches the kernel for so many sides from p.first_side on.
+template <int kDim, bool kTurns>
+int launch(const CodedUnpackParams& p, int sides, cudaStream_t stream) {
+  const int parts = p.args.num_kv_heads * sides;
   const dim3 grid(unpack_blocks<kDim>(p.args.num_tokens, parts), static_cast<unsigned>(parts));
-  return launch_overlapping<coded_unpack<kDim>>(p, grid, kUnpackThreads, 0, 0, stream);
+  return launch_overlapping<coded_unpack<kDim, kTurns>>(p, grid, kUnpackThreads, 0, 0, stream);
+}
+
+template <int kDim>
+int launch_sides(CodedUnpackParams p, cudaStream_t stream) {
+  const bool keys = p.args.k.data != nullptr, values = p.args.v.data != nullptr;
+  p.first_side = keys ? 0 : 1;
+  if (p.args.turned.table == nullptr) return launch<kDim, false>(p, keys && values ? 2 : 1, stream);
+  const int status = launch<kDim, true>(p, 1, stream);
+  if (status != cudaSuccess || !values) return status;
+  p.first_side = 1;
+  return launch<kDim, false>(p, 1, stream);
 }
 
 const char* problem(const oscar_coded_unpack_args& a) {
@@ -293,7 +350,7 @@ const char* problem(const oscar_coded_unpack_args& a) {
   for (const oscar_bf16_rows* rows : {&a.k, &a.v}) {
     if (const char* wrong = rows_problem({rows->data, 0, rows->token_stride, rows->head_stride}, 16)) return wrong;
   }
-  return nullptr;
+  return turned_problem(a.turned, a.k.data);
 }
 
 }  // namespace
@@ -314,7 +371,7 @@ extern "C" __attribute__((visibility("default"))) int oscar_coded_unpack(const o
                                                                          void* stream) {
   if (const char* wrong = args == nullptr ? "no arguments" : problem(*args); wrong != nullptr) return refuse(wrong);
   if (args->num_tokens == 0) return cudaSuccess;
-  const CodedUnpackParams p{*args, std::countr_zero(static_cast<unsigned>(args->page_size)),
-                            args->k.data != nullptr ? 0 : 1};
-  return with_head_dim(args->head_dim, [&]<int kDim>() { return launch<kDim>(p, static_cast<cudaStream_t>(stream)); });
+  const CodedUnpackParams p{*args, std::countr_zero(static_cast<unsigned>(args->page_size)), 0};
+  return with_head_dim(args->head_dim,
+                       [&]<int kDim>() { return launch_sides<kDim>(p, static_cast<cudaStream_t>(stream)); });
 }

@@ -47,6 +47,38 @@ def cos_sin_of(rotary, dtype=F32):
     return torch.cat((angles.cos(), angles.sin()), 1).to(DEVICE, dtype)
 
 
+def turning_layer(cache, interleaved, turning, far):
+    """A layer whose keys are packed as they were before RoPE: its table, and float64 functions (rows, positions) of keys and of rows."""
+    heads, dim, half = cache.heads, cache.dim, turning // 2
+    first = torch.arange(half)
+    pairs = torch.cat((torch.stack((2 * first, 2 * first + 1) if interleaved else (first, first + half), 1),
+                       torch.arange(turning, dim).view(-1, 2)))
+    frequency = torch.cat((1e6 ** -(first / half), torch.zeros(dim // 2 - half)))
+    basis, inverse, mean = torch.zeros(heads, dim, dim), torch.zeros(heads, dim, dim), torch.randn(heads, dim) * 4
+    for head in range(heads):
+        coordinates = torch.randperm(dim).view(-1, 2)
+        for channels, own in zip(pairs, coordinates):
+            matrix = torch.linalg.qr(torch.randn(2, 2))[0] * torch.tensor([0.5, 1.5])
+            basis[head, channels[:, None], own], inverse[head, own[:, None], channels] = matrix, matrix.inverse()
+    turn = ops.coded_turn(pairs.int(), frequency, basis, inverse, mean=mean, far_frequency=frequency / 3 if far else None).to(DEVICE)
+    angle = frequency / 3 if far else frequency
+    basis, inverse, mean, angle, pairs = (x.to(DEVICE) for x in (basis.double(), inverse.double(), mean.double(), angle, pairs))
+
+    def turned(rows, positions, sign):
+        angles = (positions.float()[:, None] * angle).double()[:, None]
+        x, y, out = rows[..., pairs[:, 0]], rows[..., pairs[:, 1]], torch.empty_like(rows)
+        out[..., pairs[:, 0]], out[..., pairs[:, 1]] = (x * angles.cos() - sign * y * angles.sin(), sign * x * angles.sin() + y * angles.cos())
+        return out
+
+    def stored(keys, positions):
+        return torch.einsum("thi,hij->thj", turned(keys.double(), positions, -1) - mean, basis).bfloat16()
+
+    def keys(rows, positions):
+        return turned(torch.einsum("thi,hij->thj", rows.double(), inverse) + mean, positions, 1)
+
+    return turn, stored, keys
+
+
 class CodedTest(OperatorTest):
     def test_shapes_without_data(self):
         cache = CodedCache("meta", lengths=(40, 7))
@@ -92,6 +124,41 @@ class CodedTest(OperatorTest):
             mine, theirs = (cache.rows_at(slots, side, pages) for pages in (found, plain))
             self.assertGreater(float((mine == theirs).float().mean()), 0.96)
             self.assertLess(abs(float((mine - rows).norm() / (theirs - rows).norm()) - 1), 1e-3)
+
+    @each(case | {"interleaved": interleaved, "turning": turning, "far": far} for case in CACHES
+          for interleaved, turning, far in ((False, 1.0, False), (True, 1.0, True), (False, 0.5, True)))
+    def test_keys_before_rope(self, **case):
+        self.check_keys_before_rope(**case)
+
+    def test_small_keys_before_rope(self):
+        self.check_keys_before_rope(64, 16, True, 0.5, True)
+
+    def check_keys_before_rope(self, dim, page, interleaved, turning, far):
+        """Packed as they were before RoPE, and read as keys, at any positions: as float64 has it."""
+        cache = CodedCache(DEVICE, dim, page)
+        turn, stored, keys = turning_layer(cache, interleaved, int(turning * dim), far)
+        slots = cache.slots()[torch.randperm(len(cache.slots()), device=DEVICE)].contiguous()
+        slots[3::11] = -1
+        written, positions = slots >= 0, torch.randint(0, 131072, (len(slots),), dtype=torch.int32, device=DEVICE)
+        turned = {"k_turn": turn, "k_positions": positions, "k_far": far}
+        k, v = coded_rows(cache, len(slots), "normal"), coded_rows(cache, len(slots), "normal")
+        rotation = rotations(cache.heads, dim)
+        found = cache.pack(slots, k=k, **turned)
+        share = [int((found != other).sum()) / int((found != 0xA5).sum()) for other in (cache.pack(slots, k=stored(k, positions)), cache.pack(slots, k=k))]
+        self.assertLess(share[0], 0.001, "a row of bfloat16 may round to either side")
+        self.assertGreater(share[1], 0.1, "keys turn")
+        for more in ({}, {"v_rotation": rotation}):
+            self.same(cache.pack(slots, k=k, v=v, **turned, **more), cache.pack(slots, cache.pack(slots, k=k, **turned), v=v, **more), "values beside")
+        cache.pages = cache.pack(slots, found, v=v)
+        expected = keys(cache.rows_at(slots[written], 0).bfloat16(), positions[written])
+        for own, values in zip(*(targets(len(slots), cache.heads, dim) for _ in range(2))):
+            cache.unpack(slots, k=own, v=values, **turned)
+            sizes = expected.abs() * 2**-8 + expected.abs().amax(-1, keepdim=True) * 1e-5
+            self.assertEqual(int(((own[written].double() - expected).abs() > sizes).sum()), 0)
+            self.assert_rest_is_untouched(own, written)
+            plain = torch.full_like(values, BEFORE)
+            cache.unpack(slots, v=plain)
+            self.same(values, plain, "values do not turn")
 
     @each(CACHES)
     def test_unpacked_rows_are_those_of_the_header(self, dim, page):
@@ -243,6 +310,8 @@ class CodedTest(OperatorTest):
                 ("k_norm_weight has 8 channels", {"k": x, **norm, "k_norm_weight": norm["k_norm_weight"][:8]}),
                 ("must be float32 or bfloat16", {"k": x, **norm, "k_norm_weight": norm["k_norm_weight"].half()}),
                 ("positions has 2 tokens", {"k": x, **rope, "positions": rope["positions"][:2]}),
+                ("k_turn and k_positions must be given together", {"k": x, "k_positions": rope["positions"].int()}),
+                ("k_turn has 3 bytes", {"k": x, "k_turn": torch.zeros(3, dtype=torch.uint8, device=DEVICE), "k_positions": rope["positions"].int()}),
                 ("positions is Float", {"k": x, **rope, "positions": rope["positions"].float()}),
                 ("cos_sin is Double", {"k": x, **rope, "cos_sin": rope["cos_sin"].double()}),
                 ("must be float32 or bfloat16", {"k": x, **rope, "cos_sin": rope["cos_sin"].half()}),

@@ -2,7 +2,7 @@
 /* The write path of the coded KV cache on NVIDIA GPUs: rows of keys and values become the pages that oscar_coded_decode()
  * reads (oscar/coded_attention.h), in one launch; and the way back, to rows of bfloat16. C ABI, for servers.
  *
- * A row y is a row x of the caller, or bfloat16((x - mean) R) with float32 sums; keys x may lack their norm and RoPE (oscar_norm_rope). Its codes and scales are those of the packed
+ * A row y is a row x of the caller, or bfloat16((x - mean) R) with float32 sums, or of keys before RoPE what oscar_coded_turn says; keys x may lack their norm and RoPE (oscar_norm_rope). Its codes and scales are those of the packed
  * rows of oscar's reference (kernels/reference/coded_row.hpp), to the bit. For each class of channels, wide ones with 4 bits or
  * more and narrow ones, s is the power 2^((b - 128) / 16), b from 0 to 255, nearest to the root mean square of y_i / sigma_i;
  *   c_i = floor(y_i / (s step_i) + 2^w / 2), held to 0 ... 2^w - 1;
@@ -21,6 +21,30 @@ extern "C" {
  * oscar_coded_layout_of() does. */
 int oscar_coded_pack_table_of(const oscar_coded_format* format, const float* k_sigmas, const float* v_sigmas,
                               int64_t* table_bytes, void* table);
+
+/* Keys before RoPE. A key k at position j is packed as the row y = bfloat16((k R(-j) - mean) W), and read as the key
+ * bfloat16((y W^-1 + mean) R(j)), where R(j) turns pair p of channels, (x, y), by j frequency[p]: to (x cos - y sin, x sin + y cos).
+ * W mixes only the two channels of a pair, so each pair has two coordinates of a row. Sums are float32; so are the products
+ * j frequency[p], whose cosines and sines are exact to 1e-6. Host memory. */
+typedef struct {
+  int32_t head_dim, num_kv_heads;
+  const int32_t* pairs;       /* (head_dim / 2, 2): every channel once, also those that do not turn */
+  const float* frequency;     /* (head_dim / 2) */
+  const float* far_frequency; /* LongRoPE's, of texts beyond its near context; null: the same */
+  const float *basis, *inverse; /* W and W^-1: (num_kv_heads, head_dim, head_dim) for row vectors */
+  const float* mean;          /* (num_kv_heads, head_dim); null: 0 */
+} oscar_coded_turn;
+
+/* Writes what kernels read of it, *table_bytes, to `table`, host memory, unless that is null. Returns as oscar_coded_layout_of()
+ * does; refuses a W that mixes pairs. */
+int oscar_coded_turn_table_of(const oscar_coded_turn* turn, int64_t* table_bytes, void* table);
+
+/* How the keys of a call turn. All zeros: they are no keys before RoPE. Device memory. */
+typedef struct {
+  const void* table;        /* 16-byte aligned: what oscar_coded_turn_table_of() wrote */
+  const int32_t* positions; /* (num_tokens) */
+  int32_t is_far;           /* 1: all texts of the call turn with far_frequency */
+} oscar_coded_turned;
 
 /* Rows of keys, or of values: those of the tokens' KV heads. Device memory. */
 typedef struct {
@@ -61,6 +85,8 @@ typedef struct {
   int32_t num_tokens;
   oscar_coded_rows k, v;  /* a side without rows is not written */
   oscar_norm_rope norm_rope; /* of the keys, which there must be unless it is all zeros */
+  oscar_coded_turned turned; /* the keys, k or what norm_rope makes of them, which then have neither rotation nor mean; values are a
+                                launch of their own */
   const int32_t* slots;   /* (num_tokens): page * page_size + token in page; negative: not written. Device memory */
   int32_t page_size;      /* a power of two, 4 to 256 */
   void* pages;            /* 16-byte aligned */
@@ -84,6 +110,7 @@ typedef struct {
   const void* pages;      /* 16-byte aligned */
   int64_t page_stride;    /* bytes, a multiple of 16 */
   oscar_bf16_rows k, v;   /* rows i are those of slots[i]; null data: this side is not read */
+  oscar_coded_turned turned; /* unless all zeros, k gets keys at these positions of rows y, rounded as oscar_coded_turn says */
 } oscar_coded_unpack_args;
 
 /* Enqueues the work on `stream`; returns as oscar_coded_decode() does. */

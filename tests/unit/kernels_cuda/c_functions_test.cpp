@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/plugin.hpp"
-#include "oscar/coded_attention.h"
+#include "oscar/coded_pack.h"
 #include "support/support.hpp"
 
 namespace oscar {
@@ -128,6 +128,21 @@ TEST_CASE("coded_decode refuses what it cannot do, and says why") {
     CHECK(C_FUNCTION(oscar_coded_decode_tokens)(&good, tokens, nullptr) == cudaErrorInvalidValue);
     CHECK(std::string(C_FUNCTION(oscar_last_error)()).find("query_tokens must be 1 to 8") != std::string::npos);
   }
+}
+
+TEST_CASE("coded_unpack refuses keys that turn without positions, without room for keys, or beyond near and far") {
+  oscar_coded_unpack_args good{.head_dim = 64, .num_kv_heads = 2, .token_bytes = 72, .table = somewhere()};
+  good.num_tokens = 1, good.slots = somewhere(), good.page_size = 16, good.pages = somewhere(), good.page_stride = 1152;
+  good.k = good.v = {somewhere(), 256, 128};
+  good.turned = {somewhere(), somewhere(), 1};
+  const auto refused = [&](const auto& spoil, const char* reason) {
+    oscar_coded_unpack_args args = good;
+    spoil(args);
+    check_refused(C_FUNCTION(oscar_coded_unpack), args, reason);
+  };
+  refused([](auto& a) { a.turned.positions = nullptr; }, "need positions");
+  refused([](auto& a) { a.k.data = nullptr; }, "keys turn, and there are none");
+  refused([](auto& a) { a.turned.is_far = 2; }, "is_far must be 0 or 1");
 }
 
 }  // namespace oscar

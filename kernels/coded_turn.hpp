@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: MIT
+// How packed rows of keys before RoPE become keys, and the way back: what the kernels of oscar/coded_pack.h know of
+// each pair of channels that turn together, and the arithmetic of one pair, which kernels and the host share.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/host_device.hpp"
+#include "oscar/coded_pack.h"
+
+namespace oscar {
+
+/// A pair of channels (x_0, x_1) of a key before RoPE, and the coordinates (y_0, y_1) of its packed row that are made
+/// of them alone: y_c = sum over i of (x_i - mean[i]) basis[i][c], and x_i = sum over c of y_c inverse[c][i] + mean[i].
+struct CodedTurnPair {
+  alignas(16) std::int16_t coordinate[2], channel[2];
+  float frequency[2];  // in radians a position: of texts within the near context, and beyond it
+  float mean[2];
+  float basis[2][2], inverse[2][2];
+};
+
+struct PairValues {
+  float first, second;
+};
+
+/// Cosine and sine of position times frequency, a product that is rounded to float32 once, as models compute it. Whole
+/// turns are taken off in float64, so that what is left is small, and exact enough for the fast functions of a GPU.
+OSCAR_HOST_DEVICE inline PairValues cosine_and_sine(std::int32_t position, float frequency) {
+  constexpr double kTurn = 6.283185307179586;
+  const float angle = static_cast<float>(position) * frequency;
+  const auto rest = static_cast<float>(angle - rint(angle * (1 / kTurn)) * kTurn);
+  PairValues out{};
+#ifdef __CUDA_ARCH__
+  __sincosf(rest, &out.second, &out.first);
+#else
+  out = {std::cos(rest), std::sin(rest)};
+#endif
+  return out;
+}
+
+/// The pair's channels of the key at `position` of the coordinates of a packed row.
+OSCAR_HOST_DEVICE inline PairValues turned_pair(const CodedTurnPair& pair, PairValues y, std::int32_t position,
+                                                int is_far) {
+  const float x0 = y.first * pair.inverse[0][0] + y.second * pair.inverse[1][0] + pair.mean[0];
+  const float x1 = y.first * pair.inverse[0][1] + y.second * pair.inverse[1][1] + pair.mean[1];
+  const PairValues angle = cosine_and_sine(position, is_far != 0 ? pair.frequency[1] : pair.frequency[0]);
+  return {x0 * angle.first - x1 * angle.second, x0 * angle.second + x1 * angle.first};
+}
+
+/// The inverse: the pair's coordinates of the packed row of its channels of a key.
+OSCAR_HOST_DEVICE inline PairValues unturned_pair(const CodedTurnPair& pair, PairValues k, std::int32_t position,
+                                                  int is_far) {
+  const PairValues angle = cosine_and_sine(position, is_far != 0 ? pair.frequency[1] : pair.frequency[0]);
+  const float x0 = k.first * angle.first + k.second * angle.second - pair.mean[0];
+  const float x1 = k.second * angle.first - k.first * angle.second - pair.mean[1];
+  return {x0 * pair.basis[0][0] + x1 * pair.basis[1][0], x0 * pair.basis[0][1] + x1 * pair.basis[1][1]};
+}
+
+/// (num_kv_heads, head_dim / 2). Throws std::invalid_argument that says what is wrong.
+[[nodiscard]] std::vector<CodedTurnPair> coded_turn_pairs(const oscar_coded_turn& turn);
+
+}  // namespace oscar
