@@ -67,6 +67,8 @@ class PullTest(ZooTest):
                                  (lambda file: file.write_bytes(b""), ())):
                 damage(folder / "serve.env")
                 self.pulled(url, *more)
+            make_set(folder, 9)  # which is whole, and another
+            self.pulled(url)
             self.published(seed=2)
             server.files = read_folder(self.zoo)
             self.assertEqual(read_folder(self.succeed("pull", NAME, "--zoo", url).stdout.strip()), old)
@@ -84,9 +86,14 @@ class PullTest(ZooTest):
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         used = (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / 3
         self.assertLess(used, 0.05)  # of processor time: others may use this machine too
+        self.assertIn("without --offline", self.run_oscar("pull", f"{NAME}:other", "--zoo", url, "--offline").stderr)
         digest = first.stdout.strip().rsplit("/", 1)[1]
         self.assertEqual(self.succeed("pull", f"{NAME}@sha256:{digest}", "--zoo", url).stdout, first.stdout)
         self.assertEqual(self.run_oscar("pull", NAME, "--zoo", url, "--refresh", *QUICK).returncode, 1)
+        name, = (self.cache / "names").iterdir()
+        for damaged in ("", "[]", '{"manifest_sha256": 7}', json.dumps({"manifest_sha256": f"{digest}/."})):
+            name.write_text(damaged)
+            self.assertIn("without --offline", self.run_oscar("pull", NAME, "--zoo", url, "--offline").stderr)
 
     def test_tries_again_after_503_429_and_lost_connections(self):
         self.published()
