@@ -167,11 +167,6 @@ class PullTest(ZooTest):
             self.assertEqual(len(server.seen), 2)
             self.pulled(url, "--max-size", str(sum(map(len, files.values()))))
 
-    def test_suggests_near_names(self):
-        self.published()
-        for name in ("test/tyni", "test/tiny:newest", "my/tiny"):
-            self.fail_with(1, ["did you mean test/tiny:latest", "oscar zoo list"], "pull", name, "--zoo", self.zoo)
-
     def test_an_unreachable_host_is_an_error_at_once(self):
         with socket.socket() as unused:
             unused.bind(("127.0.0.1", 0))  # taken, but nobody listens
@@ -324,13 +319,6 @@ class PullTest(ZooTest):
         (self.folder / "blocked").write_text("a file")
         for place in (self.folder / "blocked/set", "/sys/oscar/set"):
             self.fail_with(1, "cannot", "pull", NAME, "--zoo", self.zoo, "--out", place)
-
-    def test_wrong_usage_is_told_apart(self):
-        self.published()
-        for arguments in (("pull",), ("pull", "tiny"), ("pull", "../x/y"), ("pull", NAME, "--zoo", "ftp://host/"),
-                          ("pull", NAME, "--zoo", ""), ("pull", NAME, "--zoo", self.zoo, "--out", ""),
-                          ("pull", NAME, "--offline", "--refresh"), ("pull", NAME, "--retries", "-1")):
-            self.fail_with(2, "error:", *arguments)
 
     def test_what_was_there_stays_when_a_pull_fails(self):
         old = self.published()

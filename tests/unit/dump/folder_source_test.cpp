@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Fingerprints of layers. How dumps of servers are read: tests/cli/dump, and what is wrong with them: tests/faults/drifted_dumps.py.
+// Fingerprints of layers. How dumps of servers are read: tests/cli/dump, and what is wrong with them:
+// tests/faults/drifted_dumps.py.
 #include "dump/folder_source.hpp"
 
 #include <doctest/doctest.h>
