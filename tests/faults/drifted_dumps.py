@@ -102,7 +102,10 @@ def served(kind, change):
     return chunk(kind, change, "served", 2)
 
 
-# Of a server's dump nothing but the files themselves tells.
+# Of a server's dump nothing but the files themselves tells. What is said of some:
+SAYS = {"k-fewer": "different numbers of tokens: q ", "v-more": "different numbers of tokens", "k-dim": "different head dimensions", "k-int": "of int32",
+        "q-empty": "the tensor is empty", "k-heads": "do not divide into groups", "lens-sum": "do not add up to 400 tokens", "missing": "layer_1/k/2.pt",
+        "empty-layer": "no chunks", "no-layers": "no layer_<id> folders", "cut": "layer_1/q/2.pt"}
 SERVED = {
     "k-fewer": served("k", lambda rows: rows[:300].clone()),
     "v-more": served("v", lambda rows: torch.cat([rows, rows[:1]])),
@@ -111,6 +114,10 @@ SERVED = {
     "k-dim": served("k", lambda rows: rows[..., :64].clone()),
     **{f"{kinds}-of-another-size": lambda place, kinds=kinds: [
         chunk(kind, lambda rows: rows[..., :64].clone(), "served", number)(place) for kind in kinds for number in (1, 2, 3)] for kinds in ("v", "qkv")},
+    "q-empty": lambda place: [served(kind, lambda rows: rows[:0].clone())(place) for kind in "qkv"],
+    "k-heads": lambda place: [chunk(kind, lambda rows: rows.repeat(1, 2, 1), "served", number)(place) for kind in "kv" for number in (1, 2, 3)],
+    "cut": lambda place: half(place / "served/layer_1/q/2.pt"),
+    "no-layers": lambda place: (place / "served").rename(place / "served-before") and (place / "served").mkdir(),
     "v-flat": served("v", lambda rows: rows.reshape(-1)),
     "k-int": served("k", lambda rows: rows.to(torch.int32)),
     "lens-sum": served("seq_lens", lambda lens: lens + 5),
@@ -169,7 +176,8 @@ def faults():
                         exits=(1, 3) if name.startswith("manifest-") else (1,))
     for suffix, folder in (("h5", "dump_h5"), ("safetensors", "dump_st")):
         yield from table("drift/dump", ("fit", "--dump", folder, *RECIPE), (folder,), in_format(suffix, folder))
-    yield from table("drift/served", ("fit", "--dump", "served", *RECIPE), ("served",), SERVED)
+    for name, plant in SERVED.items():
+        yield Fault(f"drift/served/{name}", ("fit", "--dump", "served", *RECIPE), ("served",), plant, says=SAYS.get(name, ""))
     yield from table("drift/resume", ("fit", "--model", "model", "--tokens", "tokens.npy", "--sequences", "8", "--seq-len", "1024",
                                       "--recipe", "oscar", "--clip", "0.96,0.92", "--resume", "--out", "out"),
                      ("model", "tokens.npy", "going.partial", "whole"), KEPT, exits=(0, 1), check=same_bytes, control=False,

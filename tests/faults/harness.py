@@ -208,13 +208,13 @@ def try_fault(fault, folder, prepared, binary):
     """Plants, runs, judges. Returns (outcome, what happened, seconds)."""
     make_folder(fault, folder, prepared)
     try:
-        untouched = untouched_snapshot(fault.inputs, folder) if fault.plant else None
+        before = untouched = untouched_snapshot(fault.inputs, folder)
         if fault.plant:
             fault.plant(folder)
-        before = snapshot(folder)
+            before = snapshot(folder)
     except Exception as error:  # a fault that cannot be planted proves nothing
         return MISPLANTED, f"{type(error).__name__}: {error}", 0.0
-    if untouched == before:
+    if fault.plant and untouched == before:
         return MISPLANTED, "the plant changes nothing", 0.0
     done = run_oscar(fault, folder, binary)
     return *judge(fault, folder, done, before), done.seconds

@@ -69,9 +69,9 @@ def nothing_pulled(folder, _):
     return "a set was written" if (folder / "out").exists() else None
 
 
-def served(prefix, args, inputs, servers, check=nothing_pulled, exits=(1,)):
+def served(prefix, args, inputs, servers, check=nothing_pulled, exits=(1,), says=""):
     for name, serve in servers.items():
-        yield Fault(f"transport/{prefix}/{name}", args, inputs, serve=serve, check=check, exits=exits)
+        yield Fault(f"transport/{prefix}/{name}", args, inputs, serve=serve, check=check, exits=exits, says=says)
 
 
 def misbehaving():
@@ -110,8 +110,8 @@ def in_manifest(path, value):
         text = json.dumps(manifest).encode()
         index = json.loads(files["index.json"])
         index["entries"][0]["manifest"] = {"sha256": hashlib.sha256(text).hexdigest(), "size": len(text)}
-        index["entries"][0]["total_size"] = len(text) + sum(
-            max(file["size"], 0) for file in manifest["files"] if isinstance(file["size"], int))
+        total = len(text) + sum(max(file["size"], 0) for file in manifest["files"] if isinstance(file["size"], int))
+        index["entries"][0]["total_size"] = min(total, 1 << 62)
         files |= {"index.json": json.dumps(index).encode(), PATHS["manifest"]: text}
 
     return edited(change)
@@ -125,12 +125,19 @@ def documents():
         "hash-short": ("entries.0.manifest.sha256", "abc"), "size": ("entries.0.manifest.size", 5),
         "size-huge": ("entries.0.total_size", 1 << 60), "size-small": ("entries.0.total_size", 10),
         "size-negative": ("entries.0.total_size", -1), "twice": ("entries", lambda entries: entries * 2)}.items()})
-    yield from served("zoo-manifest", PULL, ("zoo",), {name: in_manifest(*case) for name, case in {
-        "path-parent": ("files.0.path", "../../escaped"), "path-absolute": ("files.0.path", "/tmp/escaped"),
-        "path-nul": ("files.0.path", "a\0b"), "path-long": ("files.0.path", "x" * 300), "path-deep": ("files.0.path", "/".join("x" * 3000)), "path-empty": ("files.0.path", ""), "path-dot": ("files.0.path", "."),
-        "path-manifest": ("files.0.path", "manifest.json"), "path-hidden": ("files.0.path", ".bashrc"),
-        "size-huge": ("files.0.size", 1 << 60), "size-negative": ("files.0.size", -1), "hash": ("files.0.sha256", "0" * 64),
-        "twice": ("files", lambda files: [*files, files[0]]), "nested": ("files.1.path", "serve.env/x")}.items()})
+    again = lambda path: ("files", lambda files: [*files, {**files[0], "path": path(files[0])}])
+    of_size = lambda size: ("files", lambda files: [{**file, "size": size} for file in files])
+    for says, cases in {
+            "unsafe path": {name: ("files.0.path", path) for name, path in {
+                "path-parent": "../../escaped", "path-absolute": "/tmp/escaped", "path-nul": "a\0b", "path-newline": "a\nb", "path-empty": "",
+                "path-dot": ".", "path-twice": "a//b", "path-backslash": "a\\b", "path-manifest": "manifest.json"}.items()},
+            "as a file and as a folder": {"nested": again(lambda first: first["path"] + "/x"), "in-manifest": again(lambda _: "manifest.json/x")},
+            " twice": {"twice": again(lambda first: first["path"])}, "lists no files": {"none": ("files", [])},
+            "sizes are impossible": {"size-sum": of_size(1 << 62)}, "size": {"size-negative": of_size(-1), "size-half": of_size(1.5)},
+            r"\[sha256\]": {"hash-upper": ("files.0.sha256", "A" * 64)},
+            "": {"path-long": ("files.0.path", "x" * 300), "path-deep": ("files.0.path", "/".join("x" * 3000)),
+                 "path-hidden": ("files.0.path", ".bashrc"), "size-huge": ("files.0.size", 1 << 60), "hash": ("files.0.sha256", "0" * 64)}}.items():
+        yield from served("zoo-manifest", PULL, ("zoo",), {name: in_manifest(*case) for name, case in cases.items()}, says=says)
 
 
 def signatures():

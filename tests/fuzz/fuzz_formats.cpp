@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The readers of file formats, each a target of its own: OSCAR_FUZZ_READER names the one that this is compiled for.
+// The readers of file formats, each of which is a target of its own by fuzz_reader.cpp.
 #include <vector>
 
 #include "fuzz.hpp"
@@ -12,7 +12,7 @@
 
 namespace oscar::fuzz {
 
-inline int read_gguf(const std::uint8_t* data, std::size_t size) {
+int read_gguf(const std::uint8_t* data, std::size_t size) {
   return with_file(data, size, [](const auto& path) {
     const GgufFile file(path);
     for (const GgufTensor& tensor : file.tensors()) {
@@ -30,7 +30,7 @@ inline int read_gguf(const std::uint8_t* data, std::size_t size) {
   });
 }
 
-inline int read_hdf5(const std::uint8_t* data, std::size_t size) {
+int read_hdf5(const std::uint8_t* data, std::size_t size) {
   with_named_file(data, size, [](const auto& path) { (void)Hdf5Reader(path).attribute("/", "schema"); });
   return with_named_file(data, size, [](const auto& path) {
     const Hdf5Reader file(path);
@@ -38,16 +38,16 @@ inline int read_hdf5(const std::uint8_t* data, std::size_t size) {
   });
 }
 
-inline int read_npy(const std::uint8_t* data, std::size_t size) {
+int read_npy(const std::uint8_t* data, std::size_t size) {
   return with_text(data, size,
                    [](const std::string& bytes) { (void)parse_npy(std::as_bytes(std::span(bytes)), "fuzz"); });
 }
 
-inline int read_pt(const std::uint8_t* data, std::size_t size) {
+int read_pt(const std::uint8_t* data, std::size_t size) {
   return with_file(data, size, [](const auto& path) { (void)oscar::read_pt(path); });
 }
 
-inline int read_safetensors(const std::uint8_t* data, std::size_t size) {
+int read_safetensors(const std::uint8_t* data, std::size_t size) {
   return with_file(data, size, [](const auto& path) {
     const SafetensorsFile file(path);
     for (const auto& [name, tensor] : file.tensors()) (void)tensor.copy();
@@ -55,7 +55,3 @@ inline int read_safetensors(const std::uint8_t* data, std::size_t size) {
 }
 
 }  // namespace oscar::fuzz
-
-int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  return oscar::fuzz::OSCAR_FUZZ_READER(data, size);
-}

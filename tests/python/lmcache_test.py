@@ -39,13 +39,13 @@ EXACT = 4
 
 
 def tiny(heads=2, layers=2, dim=16, levels=16, missing=()):
-    """A set of random rotations whose KV heads have rows of other sizes."""
+    """A set of random rotations whose last KV head has the largest rows."""
     config = transformers.LlamaConfig(hidden_size=heads * dim, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=heads)
     part = set_for(config, levels)
     for layer in part.layers.values():
         for side in (layer.key, layer.value):
-            side.levels[1:] = 4
-            side.step[1:] = 2.0
+            side.levels[:-1] = 4
+            side.step[:-1] = 2.0
     model = {"id": "tiny", "num_layers": layers, "num_key_value_heads": heads, "head_dim": dim}
     return dataclasses.replace(part, layers={i: x for i, x in part.layers.items() if i not in missing}, manifest={"model": model})
 
@@ -158,7 +158,7 @@ class LmcacheTest(unittest.TestCase):
 
     def test_tensor_parallel_ranks(self):
         """Each has the matrices and formats of its heads, and all chunks the size of the largest."""
-        part, x = tiny(heads=4), random(2, 2, 20, 64)
+        part, x = tiny(heads=4, levels=256), random(2, 2, 20, 64)
         serde, whole = lmcache.SetSerde(part, EXACT), chunks.loaded(lmcache.SetSerde(part, EXACT), chunks.stored(lmcache.SetSerde(part, EXACT), x), x)[0]
         sizes = set()
         for rank, own in enumerate(x.split(32, 3)):

@@ -98,6 +98,10 @@ class ConvertTest(unittest.TestCase):
                 self.assertEqual(file[f"layers/{layer}/key/rotation"][:].tobytes(), keys[layer].tobytes())
                 self.assertEqual(file[f"layers/{layer}/value/rotation"][:].tobytes(), values[layer].tobytes())
                 self.assertIn("covariance", file[f"layers/{layer}/key"])
+        with h5py.File(self.folder / "set.h5", "r+") as file:
+            said = file["manifest"][:].tobytes().replace(b'"num_layers": 4', b'"num_layers": 2')
+            file["manifest"][...] = need("numpy").frombuffer(said, "u1")
+        self.refuse(1, "the model has 2 layers", "set.h5", "another")
 
     def test_safetensors(self):
         load = need("safetensors.numpy").load_file

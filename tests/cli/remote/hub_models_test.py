@@ -133,7 +133,7 @@ class HubModelsTest(RemoteCase):
         inside = {f"small/{name}": body for name, body in read_folder(MODEL).items()}
         here = self.fit("here", "--model", self.copy(MODEL, "small"), *LAYER)
         with ModelHub({OLD: inside}, {"a/b": OLD}) as hub:
-            self.same(here, self.fit_layer(hub, "there", f"hf://{REPOSITORY}/small@a/b"))
+            self.same(here, self.fit_layer(hub, "there", f"hf://{REPOSITORY}/small/@a/b"))
         self.assertEqual(hub.raw[0], f"/api/models/{REPOSITORY}/revision/a%2Fb?blobs=true")  # as the hub's own client sends it
 
     def test_the_token_goes_to_the_hub_alone_and_into_no_text(self):
@@ -173,7 +173,7 @@ class HubModelsTest(RemoteCase):
 
     def test_what_is_no_address(self):
         with self.hub() as hub:
-            for place in ("hf://", "hf://x", "hf://a/../b", "hf://me/model@", "hf://me/model@../x", "hf://me/mo del"):
+            for place in ("hf://", "hf://x", "hf://a/../b", "hf://datasets/me", "hf://me/model@", "hf://me/model@../x", "hf://me/mo del"):
                 self.refused(hub, ["is not an address on the Hugging Face Hub", "hf://ORG/NAME@REVISION"], place, code=2)
             done = self.refused(hub, ["no '@' before ORG", "HF_TOKEN"], f"hf://hf_secret@{REPOSITORY}", code=2)
         self.assertNotIn("hf_secret", done.stderr)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 """`oscar publish` to a folder zoo, by one and by many processes: publish_test.py [PublishTest.test_…]"""
+import hashlib
 import json
 import os
 import shutil
@@ -80,6 +81,22 @@ class PublishTest(ZooTest):
         (self.zoo / "index.json").write_text("{")
         self.fail_with(1, "index.json", "publish", "set", "--zoo", self.zoo, "--name", NAME)
         self.assertEqual((self.zoo / "index.json").read_text(), "{")
+
+    def test_an_index_of_others_keeps_its_members_and_has_each_name_once(self):
+        for seed, name in ((1, "b/b:x"), (2, "a/a:x"), (3, "a/a:y")):
+            self.published(seed, name=name)
+        index = self.index()
+        index["entries"] = [{**entry, "rating": True} for entry in reversed(index["entries"])]
+        (self.zoo / "index.json").write_text(json.dumps({**index, "motto": "kept"}))
+        self.published(4, name="b/b:x")
+        index = self.index()
+        self.assertEqual((index["motto"], sorted((entry["name"], entry["tag"], "rating" in entry) for entry in index["entries"])),
+                         ("kept", [("a/a", "x", True), ("a/a", "y", True), ("b/b", "x", False)]))
+        digest = hashlib.sha256((self.folder / "set-3/manifest.json").read_bytes()).hexdigest()
+        for name in (f"b/b@sha256:{digest}", "a/a"):
+            self.assertIn(f"the zoo has no {name}", self.run_oscar("pull", name, "--zoo", self.zoo).stderr)
+        pulled = self.succeed("pull", f"a/a@sha256:{digest}", "--zoo", self.zoo).stdout.strip()
+        self.same(read_folder(pulled), read_folder(self.folder / "set-3"))
 
     def test_wrong_usage_is_told_apart(self):
         make_set(self.folder / "set", 1)

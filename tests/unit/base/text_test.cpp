@@ -9,6 +9,7 @@
 
 #include "base/errors.hpp"
 #include "base/json.hpp"
+#include "support/support.hpp"
 
 namespace oscar {
 
@@ -40,6 +41,28 @@ TEST_CASE("JSON stays the same document") {
   CHECK(text.find('\x7f') == std::string::npos);
   CHECK(text.find("\xc2\x85") == std::string::npos);
   CHECK(parse_json(text, "here") == document);
+}
+
+TEST_CASE("JSON that takes far more memory than its text is refused before it is made") {
+  std::string empty = "[[]", used = "[[7]";
+  for (int i = 1; i < 200'000; ++i) empty += ",[]", used += ", [\"a\", 7]";
+  CHECK_ERROR(parse_json(empty + "]", "here"), DataError, "more arrays and objects than");
+  CHECK_NOTHROW((void)parse_json(used + "]", "here"));
+}
+
+TEST_CASE("what readers of JSON disagree about is refused") {
+  CHECK_NOTHROW((void)parse_json(R"({"a": 1, "b": {"a": 2}, "c": [{"a": 3}, {"a": 4}]})", "here"));
+  const std::string_view zero("{\"a\": 1}\0{\"a\": 2}", 17);
+  const std::string deep(200, '[');
+  for (const auto& [text, reason] :
+       {std::pair<std::string_view, const char*>{R"({"a": 1, "a": 1})", "\"a\" stands twice"},
+        {R"({"x": {"a": 1, "b": [], "\u0061": 2}})", "stands twice"},
+        {R"({"a": 1} {"b": 2})", "not valid JSON"},
+        {zero, "zero byte"},
+        {"\xff", "not valid JSON"},
+        {deep, "nested too deeply"}}) {
+    CHECK_ERROR(parse_json(text, "here"), DataError, reason);
+  }
 }
 
 TEST_CASE("a shell gets quoted text back as it was") {

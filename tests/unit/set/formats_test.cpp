@@ -111,45 +111,6 @@ TEST_CASE("a folder of two foreign files is a set without clip ratios") {
   CHECK_ERROR((void)read_part(folder / "set"), DataError, "v_rotation");
 }
 
-TEST_CASE("rotation files with string keys, sparse layers and shared storage are read") {
-  const auto reference = test::shared_data("fixtures/rotations");
-  if (!reference) return;
-  const RotationFile sparse = read_rotation_pt(*reference / "Qwen3.5-4B/k_rotation.pt");
-  CHECK(sparse.layers.size() == 8);
-  CHECK(sparse.layers[1].first == 7);
-  CHECK(sparse.layers[1].second.rotation.dim == 256);
-  const RotationFile shared = read_rotation_pt(*reference / "Qwen3.5-4B-hadamard/k_rotation.pt");
-  CHECK(shared.objective == "hadamard");
-  CHECK(shared.layers[0].second.rotation.data == shared.layers[7].second.rotation.data);
-  CHECK(read_rotation_pt(*reference / "Qwen3-8B/v_rotation_sst_r_h_pbr.pt").layers.size() == 36);
-}
-
-TEST_CASE("archives that are not rotation files are errors that say what is missing") {
-  const test::TemporaryFolder folder;
-  const auto read = [&](const PtValue& value) {
-    write_pt(folder / "x.pt", value);
-    return read_rotation_pt(folder / "x.pt");
-  };
-  const auto text = [](const char* value) { return PtValue{std::string(value)}; };
-  CHECK_ERROR(read({PtDict{}}), DataError, "format_version");
-  CHECK_ERROR(read({PtDict{{text("format_version"), {std::int64_t{9}}}}}), DataError, "version 9");
-  const auto with_layers = [&](PtDict layers, const char* objective = "qqt_r_h_pbr") {
-    return PtValue{PtDict{{text("format_version"), {std::int64_t{1}}},
-                          {text("objective"), text(objective)},
-                          {text("layers"), {std::move(layers)}}}};
-  };
-  CHECK_ERROR(read(with_layers({})), DataError, "no layers");
-  for (const char* objective : {"x", "", "qqt_r_h_pbr$(touch x)", "/../../escaped", "qqt_r_h_pbr\n", "QQT_r_h_pbr"}) {
-    CHECK_ERROR(read(with_layers({}, objective)), DataError, "unknown objective");
-  }
-  CHECK_ERROR(read(with_layers({{text("a"), {PtDict{}}}})), DataError, "no number");
-  CHECK_ERROR(read(with_layers({{text("0"), {PtDict{}}}})), DataError, "\"rotation\"");
-  const PtValue wide{Tensor(DType::kF32, {2, 3})}, square{Tensor(DType::kF32, {2, 2})};
-  CHECK_ERROR(read(with_layers({{text("0"), {PtDict{{text("rotation"), wide}}}}})), DataError, "[2, 3]");
-  CHECK_ERROR(read(with_layers({{text("0"), {PtDict{{text("rotation"), square}, {text("q_rotation"), wide}}}}})),
-              DataError, "q_rotation");
-}
-
 TEST_CASE("serve.env tells a server everything") {
   const std::string env = env_for("sglang-v1", sample());
   for (const char* line : {"SGLANG_OSCAR_K_CLIP_RATIO=0.95", "SGLANG_OSCAR_V_CLIP_RATIO=0.9", "PREFIX_TOKENS=32",

@@ -86,9 +86,9 @@ def main():
     with tempfile.TemporaryDirectory(prefix="oscar-tokenizer-") as folder:
         root = Path(folder)
         for name, make in FAMILIES.items():
-            tokenizer = make([*documents[:40], *random_texts(100, 2)])
+            tokenizer = make([*documents[:12], *random_texts(100, 2)])
             tokenizer.save(f"{folder}/tokenizer.json")
-            expected = [batch.ids for batch in tokenizer.encode_batch(texts, add_special_tokens=False)]
+            expected = [batch.ids for batch in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
             failures += differences(encode, root / "tokenizer.json", name, texts, expected, tokenizer.encode("").ids)
             for words in GGUF_NAMES.get(name, ()):
                 write_gguf(root / "model.gguf", words, tokenizer)
