@@ -5,6 +5,8 @@
 
 #include <cmath>
 
+#include <Eigen/LU>
+
 #include "base/errors.hpp"
 #include "kernels/reference/coded_row.hpp"
 #include "tensor/safetensors.hpp"
@@ -12,8 +14,8 @@
 namespace oscar {
 namespace {
 
-/// Six of each side, and the mean of keys; before RoPE the pairs of keys, too.
-std::size_t tensors_of(const CodedLayer& layer) { return layer.key.rotary ? 14 : 13; }
+/// Five of each side, and the mean of keys; before RoPE the pairs of keys, too.
+std::size_t tensors_of(const CodedLayer& layer) { return layer.key.rotary ? 12 : 11; }
 
 using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
 
@@ -58,10 +60,8 @@ void add_side(const std::string& prefix, const CodedSide& side, bool has_mean, N
     const std::vector<int> pairs = pairs_of(side);
     add("pair", Tensor::from({heads, dim}, std::span<const std::int32_t>(pairs)));
     add("write", float_tensor({heads, dim, 2}, of_pairs(side.transform.rotation, pairs, side.rotary->pairs)));
-    add("read", float_tensor({heads, dim, 2}, of_pairs(side.transform.read_rotation, pairs, side.rotary->pairs)));
   } else {
     add("write", float_tensor({heads, dim, dim}, side.transform.rotation.data));
-    add("read", float_tensor({heads, dim, dim}, side.transform.read_rotation.data));
   }
   if (has_mean) {
     std::vector<double> mean = side.transform.mean;
@@ -90,7 +90,7 @@ class SideReader {
     CodedSide side;
     side.rotary = std::move(rotary);
     side.transform.rotation = side.rotary ? of_pairs("write", *side.rotary) : matrices("write");
-    side.transform.read_rotation = side.rotary ? of_pairs("read", *side.rotary) : matrices("read");
+    side.transform.read_rotation = read_side(side.transform.rotation);
     if (has_mean) side.transform.mean = floats("mean", {heads_, dim_});
     const bool zero = std::ranges::all_of(side.transform.mean, [](double x) { return x == 0; });
     if (zero && !side.rotary) side.transform.mean.clear();
@@ -139,6 +139,18 @@ class SideReader {
     MatrixStack stack(static_cast<int>(heads_), static_cast<int>(dim_));
     stack.data = floats(name, {heads_, dim_, dim_});
     return stack;
+  }
+
+  [[nodiscard]] MatrixStack read_side(const MatrixStack& write) const {
+    using Square = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+    MatrixStack read(write.count, write.dim);
+    for (int head = 0; head < write.count; ++head) {
+      Eigen::Map<Square>(read[head].data(), write.dim, write.dim) =
+          Eigen::Map<const Square>(write[head].data(), write.dim, write.dim).inverse().transpose();
+    }
+    for (double& entry : read.data) entry = static_cast<float>(entry);
+    if (std::ranges::all_of(read.data, [](double x) { return std::isfinite(x); })) return read;
+    throw DataError("the tensor " + prefix_ + "write has a matrix without an inverse", where_, "fit the set again");
   }
 
   /// The matrices whose entries are stored by pair.

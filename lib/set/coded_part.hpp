@@ -3,14 +3,13 @@
 // (kernels/reference/coded_row.hpp). Of a set (set/set.hpp) it is the file coded.safetensors, which has for layer N and
 // side key or value
 //   layers.N.SIDE.write   (Hkv, d, d) float32: y = (x - mean) write
-//   layers.N.SIDE.read    (Hkv, d, d) float32: q read, or o = o' read^T
 //   layers.N.key.mean     (Hkv, d) float32; zeros: keys after RoPE are not centred
 // and of keys that are stored before RoPE, whose coordinates are of one pair of channels each, in the place of those
 // matrices
 //   layers.N.key.pair     (Hkv, d) int32: the pair (kernels/rotary.hpp) of coordinate c; each pair has two
 //   layers.N.key.write    (Hkv, d, 2) float32: y_c = (x_i - mean_i) write_c0 + (x_j - mean_j) write_c1, pair (i, j)
-//   layers.N.key.read     (Hkv, d, 2) float32: x_i = mean_i + the sum of y_c read_c0 over both, and x_j of read_c1
-// How pairs turn says the manifest.
+// How pairs turn says the manifest. Readers take queries times `read`, outputs o = o' read^T and rows x = y read^T +
+// mean, where read = write^-T, computed in float64 and rounded to float32.
 //   layers.N.SIDE.levels  (Hkv, d) int32; .step, .sigma (Hkv, d) float32
 //   layers.N.SIDE.lambda  (Hkv, d) float32: variances, for reports
 #pragma once

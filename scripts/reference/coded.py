@@ -101,11 +101,11 @@ def coded_sides(folder):
 
     def side(layer, name):
         own = lambda what: tensors.get(f"layers.{layer['layer_id']}.{name}.{what}")
-        write, read, turn = own("write"), own("read"), None
+        write, turn = own("write"), None
         if "rotary" in layer[name]:
             rotary = part["rotary"][layer[name]["rotary"]]
-            write, read = (whole(x, own("pair"), np.array(rotary["pairs"])) for x in (write, read))
-            turn = turn_of(rotary)
+            write, turn = whole(write, own("pair"), np.array(rotary["pairs"])), turn_of(rotary)
         codecs = [CodedCodec(*rows) for rows in zip(own("levels"), own("step"), own("sigma"))]
+        read = np.linalg.inv(write.astype(np.float64)).swapaxes(1, 2).astype(F)
         return Side(write, read, codecs, own("mean"), turn)
     return {layer["layer_id"]: (side(layer, "key"), side(layer, "value")) for layer in part["layers"]}

@@ -339,6 +339,14 @@ def _error_of_inverse(write: np.ndarray, read: np.ndarray) -> float:
     return float(np.abs((write @ read.swapaxes(1, 2) - np.eye(write.shape[2])) / lengths).max())
 
 
+def _read_side(write: np.ndarray, where: str) -> np.ndarray:
+    """Of the coded cache: write^-T in float64, rounded to float32, as lib/set/coded_part.hpp has it."""
+    try:
+        return np.linalg.inv(write.astype(np.float64)).swapaxes(1, 2).astype(np.float32)
+    except np.linalg.LinAlgError as error:
+        raise ValueError(f"{where}: a matrix has no inverse; {_AGAIN}, and ask `oscar verify`") from error
+
+
 def _clip_ratios(described: Any, of_heads: np.ndarray | None, where: str) -> np.ndarray | None:
     """As Side has them. described: a side in the manifest."""
     ratio, said = member(described, "clip_ratio"), member(described, "clip_ratio_per_head") or []
@@ -392,11 +400,11 @@ def _side(arrays: dict[str, np.ndarray], layer: dict[str, Any], name: str, codec
         return [arrays.pop(prefix + each, None) for each in names]
 
     if codec is None:
-        write, read, mean, *formats, variances = take("write", "read", "mean", "levels", "step", "sigma", "lambda")
+        write, mean, *formats, variances = take("write", "mean", "levels", "step", "sigma", "lambda")
         if rotary is not None:
             pair, = take("pair")
-            write, read = (_of_pairs(x, pair, rotary, where) for x in (write, read))
-        clips, numbers = None, [write, read, *([mean] if name == "key" else []), *formats[1:], variances]
+            write = _of_pairs(write, pair, rotary, where)
+        clips, numbers = None, [write, *([mean] if name == "key" else []), *formats[1:], variances]
         _refuse_if(where, (any(x is None or x.dtype != np.float32 for x in numbers) or formats[0] is None or formats[0].dtype != np.int32
                            or (variances < 0).any() or (name == "value" and mean is not None), "tensors are missing, or of other types"))
     else:
@@ -409,12 +417,14 @@ def _side(arrays: dict[str, np.ndarray], layer: dict[str, Any], name: str, codec
     dim, group_size = write.shape[2], 0 if codec is None else codec.group_size
     _refuse_if(
         where,
-        (read is None or read.shape != write.shape, "reading and writing matrices have different shapes"),
+        (codec is not None and read.shape != write.shape, "reading and writing matrices have different shapes"),
         (mean is not None and (mean.ndim != 2 or mean.shape[1] != dim), "means of another shape"),
         (not all(x.dtype.kind == "f" and np.isfinite(x).all() for x in numbers if x is not None), "numbers that are not finite"),
         (dim != said_dim and (name == "key" or codec is None), f"matrices of {dim} where the manifest says {said_dim!a}"),
         (group_size > 0 and dim % group_size != 0, f"groups of {group_size} channels do not divide {dim}"))
-    _refuse_if(where, (not _error_of_inverse(np.asarray(write, float), np.asarray(read, float)) <= 1e-5, "reading does not undo writing"))
+    if codec is None:
+        read = _read_side(write, where)
+    _refuse_if(where, (codec is not None and not _error_of_inverse(np.asarray(write, float), np.asarray(read, float)) <= 1e-5, "reading does not undo writing"))
     side = Side(write, read, mean, None if codec is None else _clip_ratios(layer.get(name), clips, where), *formats)
     side = side if rotary is None else replace(side, rotary=rotary)
     if codec is None:

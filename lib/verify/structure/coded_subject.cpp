@@ -219,6 +219,7 @@ struct CodedSubject final : Subject {
     return all;
   }
   [[nodiscard]] bool may_share_matrices() const override { return false; }
+  [[nodiscard]] bool stores_read_sides() const override { return false; }
   [[nodiscard]] bool made_of_data() const override { return true; }
 
   void describe(PartReport& report, VerifyReport& whole) const override {

@@ -72,6 +72,8 @@ struct Subject {
   [[nodiscard]] virtual std::vector<StoredSide> sides() const = 0;
   /// Whether one matrix may serve all KV heads of a layer.
   [[nodiscard]] virtual bool may_share_matrices() const = 0;
+  /// Else readers take the inverse of the write side.
+  [[nodiscard]] virtual bool stores_read_sides() const { return true; }
   /// Whether any of its matrices was made of data.
   [[nodiscard]] virtual bool made_of_data() const = 0;
   /// Says what it is, with the bits that choose its limits; adds what people look at: spectra, clip ratios, channels.
