@@ -272,6 +272,7 @@ class Pull {
   }
 
   PullResult deliver_cached(const SetManifest& manifest) {
+    require_size(manifest.total_size);
     const fs::path folder = cache_.set_folder(manifest.sha256);
     if (!options_.out) return result(folder, manifest, false);
     const auto transport = make_folder_transport(folder);

@@ -74,12 +74,15 @@ def sets_of_nothing():
 
 
 def wrong_models():
-    """The set stays as it was: it is not the set that is wrong."""
+    """The set's transforms stay as they were: it is not they that are wrong."""
     def config(**values):
         return lambda place: edit.json_file(place / "model/config.json", lambda document: document.update(values))
 
     changes = {"rope": config(rope_theta=5e5), "epsilon": config(rms_norm_eps=1e-3), "layers": config(num_hidden_layers=3),
                "heads": config(num_attention_heads=6)}
+    changes |= {f"told-{name}": lambda place, name=name, value=value: edit.json_file(
+        place / "set/manifest.json", lambda manifest: edit.put(manifest, f"model.{name}", value))
+                for name, value in (("num_attention_heads", 6), ("rope_theta", 1.0))}
     more = {"exits": (1, 2, 3), "control": False}
     yield from table("figures/model", ("verify", "set", "--compare", "none", *LIVE), ("set", "model", "tokens.npy"), changes, **more)
     yield Fault("figures/model/dump", ("verify", "set", "--compare", "none", "--dump", "held"), ("set", "held"),

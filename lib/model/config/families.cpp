@@ -130,6 +130,15 @@ void check_architecture(ConfigFile& file, const std::string& model_type) {
 void describe_architecture(const ConfigFile& file, ModelConfig& config) {
   find_family(config.model_type)->describe(file, config);
   if (config.cache_layers().empty()) file.unsupported("a model without softmax attention");
+  for (const BlockSpec& block : config.blocks) {
+    const ExpertsSpec& experts = block.mlp.experts;
+    if (experts.count == 0) continue;
+    if (experts.top_groups > experts.groups || experts.top_k > experts.count / experts.groups * experts.top_groups) {
+      file.refuse("a token would go to " + plural(experts.top_k, "expert") + " of " +
+                  plural(experts.top_groups, "group") + "; there are " + std::to_string(experts.count) + " in " +
+                  std::to_string(experts.groups));
+    }
+  }
 }
 
 }  // namespace oscar

@@ -9,6 +9,7 @@
 #include <limits>
 #include <ranges>
 #include <set>
+#include <tuple>
 
 #include "base/files.hpp"
 #include "base/text.hpp"
@@ -32,6 +33,13 @@ void check_config(const ModelIdentity& fitted, const ModelIdentity& measured, st
   checks.push_back({.name = "model_identity",
                     .ok = same,
                     .message = same ? "" : "fitted on another model (" + fitted.id + "): config.json differs"});
+  const auto told = [](const ModelIdentity& model) {
+    return std::tuple(model.num_layers, model.num_attention_heads, model.rope_theta);
+  };
+  if (!same || told(fitted) == told(measured)) return;
+  checks.back().ok = false;
+  checks.back().message =
+      "the set tells of its model what config.json does not say: layers, heads or rope_theta differ";
 }
 
 /// Another commit may hold other weights, or only another README: that cannot be decided here.

@@ -166,6 +166,7 @@ class PullTest(ZooTest):
             self.fail_with(1, "--max-size", "pull", NAME, "--zoo", url, "--max-size", "100K")
             self.assertEqual(len(server.seen), 2)
             self.pulled(url, "--max-size", str(sum(map(len, files.values()))))
+            self.assertIn("pass a larger --max-size", self.run_oscar("pull", NAME, "--zoo", url, "--max-size", "100K").stderr)  # cached, too
 
     def test_an_unreachable_host_is_an_error_at_once(self):
         with socket.socket() as unused:
