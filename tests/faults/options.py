@@ -8,8 +8,7 @@ from harness import Fault
 
 TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 BEGINNINGS = {name: tuple(shlex.split(words)) for name, words in TABLE["beginnings"].items()}
-NUMBERS = {"negative": "-1", "text": "many", "empty": "", "nan": "nan", "huge": "1e30", "overflow": "99999999999999999999",
-           "half": "2.5"}
+NUMBERS = {"negative": "-1", "text": "many", "empty": "", "nan": "nan", "huge": "1e30", "overflow": "99999999999999999999", "half": "2.5"}
 
 
 def words_of(line):

@@ -4,9 +4,7 @@
 #include <cstdint>
 
 namespace oscar::fuzz {
-
 int OSCAR_FUZZ_READER(const std::uint8_t* data, std::size_t size);
-
 }  // namespace oscar::fuzz
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

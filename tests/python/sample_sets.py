@@ -22,21 +22,24 @@ KEPT = Path(os.environ.get("OSCAR_SAMPLE_SETS", "/nowhere"))
 
 
 def fit(recipe, folder, **options):
-    oscar_kv.fit(folder / recipe, model=MODEL, tokens=GOLDEN / "tokens_calib.npy", max_tokens=4096, device="cpu", recipe=recipe, force=True,
-                 **options)
-    return folder / recipe
+    made = folder / "-".join([recipe, *map(str, options.values())])
+    oscar_kv.fit(made, model=MODEL, tokens=GOLDEN / "tokens_calib.npy", max_tokens=4096, device="cpu", recipe=recipe, force=True, **options)
+    return made
 
 
 @functools.cache
 def sample_set(recipe="auto", **options):
     """The folder of a set; with recipe auto it has all parts. Windows are 64 + 256 tokens."""
-    if not options and (KEPT / recipe).is_dir():
-        return KEPT / recipe
+    kept = KEPT / "-".join([recipe, *map(str, options.values())])
+    if kept.is_dir():
+        return kept
     folder = Path(tempfile.mkdtemp(prefix="oscar-sample-"))
     atexit.register(shutil.rmtree, folder)
     return fit(recipe, folder, **options)
 
 
 if __name__ == "__main__":
-    for each in ("auto", "coded", "oscar"):
+    fit("coded", KEPT, keys="before-rope", bits=1.25)
+    for each in ("auto", "oscar"):
         fit(each, KEPT)
+    oscar_kv.program.run("convert", KEPT / "auto", KEPT / "coded", "--part", "coded", "--force")  # with the bytes of a fit of its own
