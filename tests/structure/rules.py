@@ -45,7 +45,7 @@ WRAPPERS = {
     ("curl/",): ["lib/remote/curl_"],
     ("openssl/",): ["lib/base/sha256.cpp", "lib/zoo/signatures.cpp"],
     ("CLI/",): ["apps/oscar/"],
-    ("Eigen/",): ["kernels/cpu/eigh.cpp"],
+    ("Eigen/",): ["kernels/cpu/eigh.cpp", "lib/set/coded_part.cpp"],
     ("pcre2", "utf8proc"): ["lib/model/tokenizer"],
     ("sentencepiece",): ["lib/model/tokenizer/sentencepiece.cpp"],
     ("valijson/",): ["lib/base/json_schema.cpp"],
