@@ -134,8 +134,10 @@ void describe_architecture(const ConfigFile& file, ModelConfig& config) {
     const ExpertsSpec& experts = block.mlp.experts;
     if (experts.count == 0) continue;
     if (experts.top_groups > experts.groups || experts.top_k > experts.count / experts.groups * experts.top_groups) {
-      file.refuse("a token would go to " + plural(experts.top_k, "expert") + " of " +
-                  plural(experts.top_groups, "group") + "; there are " + std::to_string(experts.count) + " in " +
+      const bool grouped = experts.groups > 1 || experts.top_groups > 1;
+      file.refuse(std::string(grouped ? "n_group, topk_group and num_experts_per_tok" : "num_experts_per_tok") +
+                  " ask for more than there is: " + plural(experts.top_k, "expert") + " a token in " +
+                  plural(experts.top_groups, "group") + ", of " + std::to_string(experts.count) + " in " +
                   std::to_string(experts.groups));
     }
   }

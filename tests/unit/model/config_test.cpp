@@ -129,7 +129,7 @@ TEST_CASE("settings that the other families do not know are refused by name") {
   refused({{"model_type", "qwen3_moe"}, {"num_experts", 4}, {"num_local_experts", 8}}, "are one thing, and differ");
   refused({{"model_type", "olmoe"}, {"clip_qkv", 8.0}}, "\"clip_qkv\"");
   refused({{"model_type", "mixtral"}, {"num_local_experts", 4}, {"num_experts_per_tok", 5}},
-          "5 experts of 1 group; there are 4 in 1");
+          "num_experts_per_tok ask for more than there is: 5 experts a token in 1 group, of 4 in 1");
 }
 
 TEST_CASE("what a file tells twice, or what its class does not know, is told of") {
