@@ -9,7 +9,6 @@
 #include <limits>
 #include <ranges>
 #include <set>
-#include <tuple>
 
 #include "base/files.hpp"
 #include "base/text.hpp"
@@ -33,10 +32,13 @@ void check_config(const ModelIdentity& fitted, const ModelIdentity& measured, st
   checks.push_back({.name = "model_identity",
                     .ok = same,
                     .message = same ? "" : "fitted on another model (" + fitted.id + "): config.json differs"});
-  const auto told = [](const ModelIdentity& model) {
-    return std::tuple(model.num_layers, model.num_attention_heads, model.rope_theta);
+  const auto differ = [&](auto number) {  // where both tell it
+    return fitted.*number > 0 && measured.*number > 0 && fitted.*number != measured.*number;
   };
-  if (!same || told(fitted) == told(measured)) return;
+  if (!same || !(differ(&ModelIdentity::num_layers) || differ(&ModelIdentity::num_attention_heads) ||
+                 differ(&ModelIdentity::rope_theta))) {
+    return;
+  }
   checks.back().ok = false;
   checks.back().message =
       "the set tells of its model what config.json does not say: layers, heads or rope_theta differ";
