@@ -366,7 +366,7 @@ class SetsTest(unittest.TestCase):
                 ("formats of another shape", {name + "step": key[name + "step"][:, :64]}, same),
                 ("tensors are missing", {name + "levels": None}, same), ("tensors are missing", {name + "lambda": -key[name + "lambda"]}, same),
                 ("of other types", {name + "levels": levels.astype(np.float32)}, same), ("of other types", {name + "step": key[name + "step"].astype(float)}, same),
-                ("a matrix has no inverse", {name + "write": 0 * key[name + "write"]}, same),
+                *(("a matrix has no inverse", {name + "write": np.float32(factor) * key[name + "write"]}, same) for factor in (0, 1e-40)),
                 ("damage is -1", (), says(damage=-1)), ("rows take", (), lambda part: part["codec"].update(bits_taken=1.0)),
                 *(("levels are no powers of two", {name + "levels": wrong}, same) for wrong in (
                     levels + 1, levels[:, ::-1].copy(), np.where(levels == levels.max(), 512, levels), np.concatenate([8 * levels[:, :1], levels[:, 1:]], 1))),

@@ -342,9 +342,12 @@ def _error_of_inverse(write: np.ndarray, read: np.ndarray) -> float:
 def _read_side(write: np.ndarray, where: str) -> np.ndarray:
     """Of the coded cache: write^-T in float64, rounded to float32, as lib/set/coded_part.hpp has it."""
     try:
-        return np.linalg.inv(write.astype(np.float64)).swapaxes(1, 2).astype(np.float32)
-    except np.linalg.LinAlgError as error:
-        raise ValueError(f"{where}: a matrix has no inverse; {_AGAIN}, and ask `oscar verify`") from error
+        with np.errstate(over="ignore"):
+            read = np.linalg.inv(write.astype(np.float64)).swapaxes(1, 2).astype(np.float32)
+    except np.linalg.LinAlgError:
+        read = np.full_like(write, np.nan)
+    _refuse_if(where, (not np.isfinite(read).all(), "a matrix has no inverse"))
+    return read
 
 
 def _clip_ratios(described: Any, of_heads: np.ndarray | None, where: str) -> np.ndarray | None:
@@ -424,7 +427,8 @@ def _side(arrays: dict[str, np.ndarray], layer: dict[str, Any], name: str, codec
         (group_size > 0 and dim % group_size != 0, f"groups of {group_size} channels do not divide {dim}"))
     if codec is None:
         read = _read_side(write, where)
-    _refuse_if(where, (codec is not None and not _error_of_inverse(np.asarray(write, float), np.asarray(read, float)) <= 1e-5, "reading does not undo writing"))
+    else:
+        _refuse_if(where, (not _error_of_inverse(np.asarray(write, float), np.asarray(read, float)) <= 1e-5, "reading does not undo writing"))
     side = Side(write, read, mean, None if codec is None else _clip_ratios(layer.get(name), clips, where), *formats)
     side = side if rotary is None else replace(side, rotary=rotary)
     if codec is None:
