@@ -85,7 +85,8 @@ class Decoder {
   [[nodiscard]] virtual std::unique_ptr<Rows> hidden_from(const TensorRef& copy, std::span<const std::int32_t> tokens,
                                                           std::int64_t first_position) const = 0;
 
-  /// Loads a layer, or returns it as it was loaded before: a GPU with much free memory keeps layers for later passes.
+  /// Loads a layer, or returns the one that somebody still holds. A GPU with much free memory keeps layers, and the
+  /// head, for later passes.
   [[nodiscard]] virtual std::shared_ptr<const LoadedWeights> load_layer(int layer) const = 0;
   [[nodiscard]] virtual std::vector<std::unique_ptr<LoadedWeights>> load_experts(
       int layer, std::span<const int> experts) const = 0;

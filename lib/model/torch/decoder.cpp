@@ -89,7 +89,7 @@ class TorchDecoder : public Decoder {
   }
 
   [[nodiscard]] std::shared_ptr<const LoadedWeights> load_layer(int layer) const override {
-    return kept(layer, [&]() -> std::shared_ptr<const LoadedWeights> { return load_layer_weights(route_, layer); });
+    return shared(layer, [&] { return load_layer_weights(route_, layer); });
   }
 
   [[nodiscard]] std::vector<std::unique_ptr<LoadedWeights>> load_experts(int layer,
@@ -195,7 +195,7 @@ class TorchDecoder : public Decoder {
   }
 
   [[nodiscard]] std::shared_ptr<const LoadedWeights> load_head() const override {
-    return kept(kHead, [&]() -> std::shared_ptr<const LoadedWeights> { return head_.take(route_); });
+    return shared(kHead, [&] { return load_head_weights(route_); });
   }
 
   void logits(const LoadedWeights& head, const Rows& hidden, std::int64_t first,
@@ -247,13 +247,15 @@ class TorchDecoder : public Decoder {
  private:
   [[nodiscard]] bool has_much_room() const { return device_.free_bytes() > kMuchRoom; }
 
-  /// What load() gives, or gave before and is kept. May be called concurrently.
+  /// What load() gives, or gave before and somebody still holds: with much room this decoder does. May be called
+  /// concurrently.
   template <class F>
-  [[nodiscard]] std::shared_ptr<const LoadedWeights> kept(int part, const F& load) const {
-    const std::lock_guard lock(kept_mutex_);
-    if (const auto found = kept_.find(part); found != kept_.end()) return found->second;
-    std::shared_ptr<const LoadedWeights> loaded = call(load);
-    if (has_much_room()) kept_[part] = loaded;
+  [[nodiscard]] std::shared_ptr<const LoadedWeights> shared(int part, const F& load) const {
+    const std::lock_guard lock(shared_mutex_);
+    if (auto held = shared_[part].lock()) return held;
+    const std::shared_ptr<const LoadedWeights> loaded = call(load);
+    shared_[part] = loaded;
+    if (has_much_room()) kept_.push_back(loaded);
     return loaded;
   }
 
@@ -292,10 +294,10 @@ class TorchDecoder : public Decoder {
   RowBatches by_rows_;
   HiddenHome home_;
   WeightRoute route_{config_, store_, device_};
-  mutable SharedHead head_;
   static constexpr int kHead = -1;
-  mutable std::mutex kept_mutex_;
-  mutable std::map<int, std::shared_ptr<const LoadedWeights>> kept_;  // by layer, and the head
+  mutable std::mutex shared_mutex_;
+  mutable std::map<int, std::weak_ptr<const LoadedWeights>> shared_;  // by layer, and the head
+  mutable std::vector<std::shared_ptr<const LoadedWeights>> kept_;
 };
 
 }  // namespace

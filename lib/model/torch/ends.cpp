@@ -61,14 +61,11 @@ at::Tensor finished(const Weights& head, at::Tensor logits) {
 
 }  // namespace
 
-std::shared_ptr<const Weights> SharedHead::take(const WeightRoute& route) {
-  const std::lock_guard lock(mutex_);
-  if (auto kept = weights_.lock()) return kept;
-  auto weights = std::make_shared<Weights>(route.config, route.config.blocks.front());
+std::unique_ptr<Weights> load_head_weights(const WeightRoute& route) {
+  auto weights = std::make_unique<Weights>(route.config, route.config.blocks.front());
   weights->put("norm.weight", load_tensor(route, kFinalNormName));
   if (route.config.norm_bias) weights->put("norm.bias", load_tensor(route, kFinalNormBiasName));
   weights->put("head", load_tensor(route, head_weight_name(route.config)));
-  weights_ = weights;
   return weights;
 }
 

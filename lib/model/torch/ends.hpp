@@ -7,7 +7,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
-#include <mutex>
 #include <span>
 
 #include "model/torch/rows.hpp"
@@ -20,16 +19,8 @@ namespace oscar {
 [[nodiscard]] at::Tensor left_behind(const WeightRoute& route, const Weights& layer, const at::Tensor& x,
                                      const HiddenRows& hidden);
 
-/// The final norm as "norm" and the head's matrix (vocab_size, hidden_size) as "head", in memory while somebody holds
-/// them. May be taken concurrently.
-class SharedHead {
- public:
-  [[nodiscard]] std::shared_ptr<const Weights> take(const WeightRoute& route);
-
- private:
-  std::mutex mutex_;
-  std::weak_ptr<const Weights> weights_;
-};
+/// Loads the final norm as "norm" and the head's matrix (vocab_size, hidden_size) as "head".
+[[nodiscard]] std::unique_ptr<Weights> load_head_weights(const WeightRoute& route);
 
 /// Writes logits (n, vocab_size), scaled and soft-capped as the model says, of rows [first, first + n) of hidden
 /// (T, hidden_size).
