@@ -8,10 +8,10 @@
 // matrices
 //   layers.N.key.pair     (Hkv, d) int32: the pair (kernels/rotary.hpp) of coordinate c; each pair has two
 //   layers.N.key.write    (Hkv, d, 2) float32: y_c = (x_i - mean_i) write_c0 + (x_j - mean_j) write_c1, pair (i, j)
-// How pairs turn says the manifest. Readers take queries times `read`, outputs o = o' read^T and rows x = y read^T +
-// mean, where read = write^-T, computed in float64 and rounded to float32.
 //   layers.N.SIDE.levels  (Hkv, d) int32; .step, .sigma (Hkv, d) float32
 //   layers.N.SIDE.lambda  (Hkv, d) float32: variances, for reports
+// The manifest says how pairs turn. Readers take queries times `read`, outputs o = o' read^T and rows x = y read^T +
+// mean, where read = write^-T, computed in float64 and rounded to float32.
 #pragma once
 
 #include <algorithm>

@@ -115,7 +115,7 @@ void decode(const std::byte* blocks, std::size_t count, float* values) {
   constexpr std::size_t kRun = std::min<std::size_t>(kValues, 32);
   for (std::size_t block = 0; block < count; ++block) {
     const Block bytes(blocks + block * kBytes);
-    std::array<float, kValues> own;  // which no byte of the block can be, so that scales are taken once
+    std::array<float, kValues> own;  // It cannot alias the block, so the compiler converts each scale once.
 #pragma GCC unroll 8
     for (std::size_t run = 0; run < kValues; run += kRun) {
       for (std::size_t i = 0; i < kRun; ++i) own[run + i] = kValue(bytes, run + i);
