@@ -9,56 +9,19 @@
 #include <string>
 
 #include "kernels/cuda/int2_arguments.hpp"
-#include "kernels/reference/coded_page.hpp"
+#include "kernels/reference/coded_operands.hpp"
 
 namespace oscar::cuda {
 
+using reference::CodedOperand;
 using reference::CodedPart;
 
 namespace {
 
-/// One part of the low and one of the high bytes of a piece of 16 bytes, of which one may be missing; or, in a piece of
-/// 8 bytes, the part `low` alone.
-struct Operand {
-  const CodedPart *low = nullptr, *high = nullptr;
-  int piece = -1;  // of 16 bytes; -1: the piece of 8 bytes
-  bool wide = false;
-
-  [[nodiscard]] bool single() const { return piece < 0; }
-  /// Whether all its bits lie in the upper halves of bytes.
-  [[nodiscard]] bool upper() const {
-    return (low == nullptr || low->position >= 4) && (high == nullptr || high->position >= 4);
-  }
-  [[nodiscard]] const CodedPart* part(int side) const { return side == 0 || single() ? low : high; }
-  /// The bits of its part `side` in a byte.
-  [[nodiscard]] std::uint32_t mask(int side) const {
-    const CodedPart* const its = part(side);
-    return its == nullptr ? 0 : ((1U << its->width) - 1) << its->position;
-  }
-};
-
-/// The operands of the channels of one class, in the order of their pieces.
-std::vector<Operand> operands_of(const std::vector<CodedPart>& parts, int bytes, bool wide) {
-  std::vector<Operand> operands;
-  for (int piece = -(bytes % 2); piece < bytes / 2; ++piece) {
-    std::vector<const CodedPart*> found[2];
-    for (const CodedPart& part : parts) {
-      const int in_pieces = part.byte - bytes % 2;  // byte 0 of an odd number has a piece of its own
-      const int its_piece = in_pieces < 0 ? -1 : in_pieces / 2;
-      if (part.wide == wide && its_piece == piece) found[piece < 0 ? 0 : in_pieces % 2].push_back(&part);
-    }
-    for (std::size_t i = 0; i < std::max(found[0].size(), found[1].size()); ++i) {
-      operands.push_back(
-          {i < found[0].size() ? found[0][i] : nullptr, i < found[1].size() ? found[1][i] : nullptr, piece, wide});
-    }
-  }
-  return operands;
-}
-
 [[noreturn]] void refuse_many() { throw std::invalid_argument("a KV head has too many pieces: use fewer bits"); }
 
 /// What the rows of `operand` are: word t of 4. A unit of a byte in an upper half is worth 1/16.
-CodedKeyWord word_of(const Operand& operand, int t, const float* steps) {
+CodedKeyWord word_of(const CodedOperand& operand, int t, const float* steps) {
   CodedKeyWord word{};
   for (int byte = 0; byte < 4; ++byte) {
     const int side = byte % 2, j = 2 * t + byte / 2;
@@ -76,50 +39,42 @@ CodedKeyWord word_of(const Operand& operand, int t, const float* steps) {
 /// is one.
 struct Planes {
   int first_full, half;
-  [[nodiscard]] std::uint32_t offset(const Operand& operand) const {
+  [[nodiscard]] std::uint32_t offset(const CodedOperand& operand) const {
     return static_cast<std::uint32_t>((operand.single() ? half : first_full + operand.piece) * kPlaneBytes);
   }
 };
 
 void fill_keys(const std::vector<CodedPart>& parts, int bytes, const Planes& planes, const float* steps,
                CodedHeadTable& table) {
+  const std::array<std::vector<CodedOperand>, 4> runs = reference::key_operands(parts, bytes);
   int pairs = 0;
-  for (const bool wide : {true, false}) {
-    const std::vector<Operand> operands = operands_of(parts, bytes, wide);
-    for (const bool upper : {false, true}) {
-      int slot = 2 * pairs;
-      for (const Operand& operand : operands) {
-        if (operand.upper() != upper) continue;
-        if (slot == kMostKeyOperands) refuse_many();
-        CodedKeyPair& pair = table.key_pair[slot / 2];
-        pair.mask[slot % 2] = 0x00010001U * (operand.mask(0) | operand.mask(1) << 8) >> (upper ? 4 : 0);
-        pair.plane[slot % 2] = pair.plane[1] = planes.offset(operand);
-        for (int t = 0; t < 4; ++t) {
-          const CodedKeyWord word = table.key_word[slot][t] = word_of(operand, t, steps);
-          for (int byte = 0; byte < 4; ++byte) {
-            if (word.channel[byte] < 0) continue;
-            float& top = table.key_top[word.channel[byte]];
-            top = std::max(top, word.factor[byte]);
-          }
+  for (std::size_t run = 0; run < runs.size(); ++run) {
+    const bool upper = run % 2 == 1;
+    int slot = 2 * pairs;
+    for (const CodedOperand& operand : runs[run]) {
+      if (slot == kMostKeyOperands) refuse_many();
+      CodedKeyPair& pair = table.key_pair[slot / 2];
+      pair.mask[slot % 2] = 0x00010001U * (operand.mask(0) | operand.mask(1) << 8) >> (upper ? 4 : 0);
+      pair.plane[slot % 2] = pair.plane[1] = planes.offset(operand);
+      for (int t = 0; t < 4; ++t) {
+        const CodedKeyWord word = table.key_word[slot][t] = word_of(operand, t, steps);
+        for (int byte = 0; byte < 4; ++byte) {
+          if (word.channel[byte] < 0) continue;
+          float& top = table.key_top[word.channel[byte]];
+          top = std::max(top, word.factor[byte]);
         }
-        ++slot;
       }
-      table.pairs.key_end[wide ? 0 : 1][upper ? 1 : 0] = pairs = (slot + 1) / 2;
+      ++slot;
     }
+    table.pairs.key_end[run / 2][run % 2] = pairs = (slot + 1) / 2;
   }
 }
 
 void fill_values(const std::vector<CodedPart>& parts, int bytes, const Planes& planes, const float* steps, int blocks,
                  CodedHeadTable& table) {
-  std::vector<Operand> operands = operands_of(parts, bytes, true);
-  const std::vector<Operand> narrow = operands_of(parts, bytes, false);
-  operands.insert(operands.end(), narrow.begin(), narrow.end());
-  std::ranges::stable_sort(operands, {}, &Operand::piece);
   std::vector<std::pair<int, CodedValuePart>> of_blocks;  // with their blocks
   int slot = 0;
-  for (std::size_t i = 0; i < operands.size(); ++i, ++slot) {  // a pair has operands of the same piece
-    const Operand& operand = operands[i];
-    if (slot % 2 == 1 && operand.piece != operands[i - 1].piece) ++slot;
+  for (const CodedOperand& operand : reference::value_operands(parts, bytes)) {
     if (slot == kMostValueOperands) refuse_many();
     CodedValuePair& pair = table.value_pair[slot / 2];
     pair.mask[slot % 2] = {0x00010001U * operand.mask(0),
@@ -135,6 +90,7 @@ void fill_values(const std::vector<CodedPart>& parts, int bytes, const Planes& p
                             .unit = std::ldexp(1.0F, part->code_bit - part->position),
                             .middle = 0.5F * static_cast<float>(operand.mask(side))}});
     }
+    ++slot;
   }
   table.pairs.values = (slot + 1) / 2;
   std::ranges::stable_sort(of_blocks, {}, &std::pair<int, CodedValuePart>::first);

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: MIT
 // What the decode kernel of oscar/coded_attention.h is told about the packed rows of one KV head: which bits of which
-// bytes are the codes of which channels, in the order in which the kernel multiplies them.
-//
-// A part is the bits that a block of 8 channels has in one byte of each string. An operand is 16 rows or columns of a
-// matrix product: one part of the low and one of the high bytes of the words of a piece of 16 bytes, either of which
-// may be missing, or one part of a piece of 8 bytes.
+// bytes are the codes of which channels, in the order in which the kernel multiplies them. What parts and operands are
+// says kernels/reference/coded_operands.hpp.
 #pragma once
 
 #include <cstdint>

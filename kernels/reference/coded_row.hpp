@@ -40,8 +40,8 @@ inline constexpr int kWideBits = 4, kWideLevels = 1 << kWideBits;
 /// Throws std::logic_error that says what is wrong with a format.
 void require_valid(const CodedFormat& format);
 
-/// Bytes of a row as budgets and sets count them: the sum of log2(levels) over the blocks, and two for the scales.
-/// Pages have eight strings of whole bytes, which take the next multiple of 8 in place of the sum.
+/// Bytes of a row: the sum of log2(levels) over the blocks, and two for the scales. Pages have eight strings of whole
+/// bytes; formats that a plan makes for heads of 64 channels or more fill those.
 [[nodiscard]] std::size_t coded_row_bytes(const CodedFormat& format);
 
 /// s(b). byte: 0 to 255.

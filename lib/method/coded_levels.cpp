@@ -8,11 +8,13 @@
 #include <cmath>
 #include <map>
 #include <numeric>
-#include <queue>
-#include <tuple>
+#include <utility>
 
 #include "base/check.hpp"
 #include "base/errors.hpp"
+#include "base/threads.hpp"
+#include "kernels/reference/coded_operands.hpp"
+#include "kernels/reference/coded_row.hpp"
 
 namespace oscar {
 namespace {
@@ -20,19 +22,18 @@ namespace {
 constexpr int kMostBits = 8;
 constexpr std::array<const char*, 3> kScopeNames{"model", "layer", "head"};  // in the order of CodedScope
 
-/// The step from `bits` that takes away most error a bit; 0 if there is none above.
-int next_bits(int bits) {
-  int best = 0;
-  double gain = 0;
-  for (int to = bits + 1; to <= kMostBits; ++to) {
-    const auto at = [](int w) { return kCodedError[static_cast<std::size_t>(w)]; };
-    const double each = (at(bits) - at(to)) / (to - bits);
-    if (each > gain) gain = each, best = to;
-  }
-  return best;
-}
+/// From so many channels on heads are served, and take whole bytes.
+constexpr int kServedDim = 64;
 
-/// Blocks of one head that is planned with others.
+/// One way to spend bits on the blocks of a head.
+struct Choice {
+  int bits = 0;
+  double cost = 0;                   // bits, and what its operands weigh
+  double error = 0;                  // with the spectrum's weight
+  std::vector<std::uint8_t> widths;  // of the blocks, those of most energy first
+};
+
+/// Keys, or values, of one head that is planned with others.
 struct HeadBlocks {
   std::size_t spectrum = 0;
   int head = 0;
@@ -74,8 +75,112 @@ void check(const CodedSpectrum& spectrum, double bits) {
       "--bits", "give more than the scales take");
 }
 
+double energy_of(const CodedSpectrum& spectrum, int head, std::size_t block) {
+  const auto first = spectrum.lambda.begin() + static_cast<std::ptrdiff_t>(head) * spectrum.dim +
+                     static_cast<std::ptrdiff_t>(block) * kLevelBlock;
+  return spectrum.weight * std::accumulate(first, first + kLevelBlock, 0.0);
+}
+
+/// The blocks of a head, those of most energy first.
+std::vector<std::size_t> strongest_first(const CodedSpectrum& spectrum, int head) {
+  std::vector<std::size_t> blocks(static_cast<std::size_t>(spectrum.dim / kLevelBlock));
+  std::iota(blocks.begin(), blocks.end(), std::size_t{0});
+  std::ranges::stable_sort(blocks, std::greater<>(), [&](std::size_t b) { return energy_of(spectrum, head, b); });
+  return blocks;
+}
+
+/// Ways to spend at most `most` bits: of each number of wide and of narrow blocks those in which no bit would take away
+/// more error elsewhere; of equal bits and cost the one of least error. Ordered by bits.
+std::vector<Choice> choices_of(const CodedSpectrum& spectrum, int head, std::int64_t most) {
+  std::vector<double> energy;
+  for (const std::size_t block : strongest_first(spectrum, head)) energy.push_back(energy_of(spectrum, head, block));
+  const auto blocks = static_cast<int>(energy.size());
+  const int strong = std::max(1, static_cast<int>(std::ranges::count_if(energy, [](double each) { return each > 0; })));
+  const int quantum = spectrum.dim >= kServedDim ? 8 : 1;
+  const bool keys = spectrum.side == "key";
+  std::map<std::pair<int, double>, Choice> best;
+  std::vector<std::uint8_t> widths(energy.size());
+  for (int coded = 1; coded <= strong; ++coded) {
+    for (int wide = 0; wide <= coded; ++wide) {
+      for (int i = 0; i < blocks; ++i) {
+        widths[static_cast<std::size_t>(i)] = i >= coded ? 0 : i < wide ? reference::kWideBits : 1;
+      }
+      for (int bits = coded + (reference::kWideBits - 1) * wide; bits <= most; ++bits) {
+        if (bits % quantum == 0) {
+          Choice choice{bits, bits + kOperandBits[keys ? 0 : 1] * reference::count_operands(widths, keys), 0, widths};
+          for (std::size_t i = 0; i < energy.size(); ++i) choice.error += energy[i] * kCodedError[widths[i]];
+          Choice& known = best[{bits, choice.cost}];
+          if (known.widths.empty() || choice.error < known.error) known = std::move(choice);
+        }
+        const auto gain = [&](std::size_t i) {
+          const bool last = widths[i] == kMostBits || widths[i] == reference::kWideBits - 1;
+          return last ? -1 : energy[i] * (kCodedError[widths[i]] - kCodedError[widths[i] + 1U]);
+        };
+        std::size_t next = 0;
+        for (std::size_t i = 1; i < static_cast<std::size_t>(coded); ++i) next = gain(i) > gain(next) ? i : next;
+        if (gain(next) < 0) break;
+        ++widths[next];
+      }
+    }
+  }
+  std::vector<Choice> choices;
+  for (auto& [place, choice] : best) choices.push_back(std::move(choice));
+  return choices;
+}
+
+/// A head's choices, and which of them it gets.
+struct Chosen {
+  std::vector<Choice> choices;
+  std::size_t now = 0;
+
+  [[nodiscard]] int bits() const { return choices[now].bits; }
+  /// Takes the best choice where one of cost has this price in error.
+  void choose(double price) {
+    now = 0;
+    const auto total = [&](std::size_t i) { return choices[i].error + price * choices[i].cost; };
+    for (std::size_t i = 1; i < choices.size(); ++i) now = total(i) < total(now) ? i : now;
+  }
+  /// The choice of more bits, but at most `left` more, that takes away most error a bit, and how much; now, 0: none.
+  [[nodiscard]] std::pair<double, std::size_t> step(std::int64_t left) const {
+    std::pair<double, std::size_t> best{0, now};
+    for (std::size_t to = 0; to < choices.size(); ++to) {
+      const int more = choices[to].bits - bits();
+      if (more <= 0 || more > left) continue;
+      best = std::max(best, {(choices[now].error - choices[to].error) / more, to});
+    }
+    return best;
+  }
+};
+
+/// Chooses for all heads, which together take at most `budget` bits: by the least price that they can pay, then by
+/// single steps for what is left.
+void spend(std::vector<Chosen>& heads, std::int64_t budget) {
+  const auto take = [&](double price) {
+    std::int64_t taken = 0;
+    for (Chosen& head : heads) head.choose(price), taken += head.bits();
+    return taken;
+  };
+  double highest = 0;
+  for (const Chosen& head : heads) highest = std::max(highest, head.choices.front().error);
+  double low = 1e-30 * highest, high = 1e3 * highest;
+  for (int i = 0; i < 100; ++i) {
+    const double price = std::sqrt(low * high);
+    (take(price) > budget ? low : high) = price;
+  }
+  for (std::int64_t left = budget - take(high); left > 0;) {
+    Chosen* best = nullptr;
+    std::pair<double, std::size_t> step{0, 0};
+    for (Chosen& head : heads) {
+      if (const auto own = head.step(left); own.first > step.first) best = &head, step = own;
+    }
+    if (best == nullptr) return;
+    left -= best->choices[step.second].bits - best->bits();
+    best->now = step.second;
+  }
+}
+
 /// Sorts the blocks of a head by width, stable, and writes its levels and order.
-void write_levels(std::span<const int> widths, int dim, CodedLevels& out) {
+void write_levels(std::span<const int> widths, CodedLevels& out) {
   std::vector<std::size_t> blocks(widths.size());
   std::iota(blocks.begin(), blocks.end(), std::size_t{0});
   std::stable_sort(blocks.begin(), blocks.end(), [&](std::size_t a, std::size_t b) { return widths[a] > widths[b]; });
@@ -85,7 +190,6 @@ void write_levels(std::span<const int> widths, int dim, CodedLevels& out) {
       out.order.push_back(static_cast<int>(block) * kLevelBlock + i);
     }
   }
-  OSCAR_CHECK(static_cast<int>(blocks.size()) * kLevelBlock == dim);
 }
 
 }  // namespace
@@ -98,61 +202,33 @@ CodedScope coded_scope_from_name(const std::string& name) {
   throw UsageError("there is no scope \"" + name + "\"", "--scope", "give model, layer or head");
 }
 
-std::vector<int> spend_bits(std::span<const double> energy, std::int64_t budget, std::span<const int> least) {
-  std::vector<int> widths(least.begin(), least.end());
-  widths.resize(energy.size());
-  budget -= std::accumulate(widths.begin(), widths.end(), 0);
-  OSCAR_CHECK(budget >= 0);
-  using Step = std::tuple<double, std::size_t, int>;  // less error a bit, negative; block; to so many bits
-  std::priority_queue<Step, std::vector<Step>, std::greater<>> steps;
-  const auto offer = [&](std::size_t block) {
-    const int from = widths[block], to = next_bits(from);
-    if (to == 0 || !(energy[block] > 0)) return;
-    const double less = kCodedError[static_cast<std::size_t>(from)] - kCodedError[static_cast<std::size_t>(to)];
-    steps.emplace(-energy[block] * less / (to - from), block, to);
-  };
-  for (std::size_t block = 0; block < energy.size(); ++block) offer(block);
-  for (std::int64_t left = budget; !steps.empty() && left > 0;) {
-    const auto [gain, block, to] = steps.top();
-    steps.pop();
-    if (to - widths[block] > left) continue;
-    left -= to - widths[block];
-    widths[block] = to;
-    offer(block);
-  }
-  return widths;
-}
-
 std::vector<CodedLevels> plan_levels(std::span<const CodedSpectrum> spectra, double bits, CodedScope scope) {
   for (const CodedSpectrum& spectrum : spectra) check(spectrum, bits);
   std::vector<CodedLevels> plans(spectra.size());
   for (const Shared& group : groups_of(spectra, bits, scope)) {
-    std::vector<double> energy;
-    std::vector<int> least;
     const auto budget = static_cast<std::int64_t>(std::floor(group.bits + 1e-9));
-    for (const HeadBlocks& head : group.heads) {
-      const CodedSpectrum& spectrum = spectra[head.spectrum];
-      const double* const lambda = spectrum.lambda.data() + static_cast<std::ptrdiff_t>(head.head) * spectrum.dim;
-      for (int block = 0; block < spectrum.dim; block += kLevelBlock) {
-        energy.push_back(spectrum.weight * std::accumulate(lambda + block, lambda + block + kLevelBlock, 0.0));
-      }
-      least.resize(energy.size());
-      const auto own = energy.end() - spectrum.dim / kLevelBlock;
-      least[static_cast<std::size_t>(std::max_element(own, energy.end()) - energy.begin())] = 1;
-      if (std::accumulate(least.begin(), least.end(), 0) > budget) {
-        throw DataError(
-            fmt::format("{} bits a value leave nothing for the {}s of KV head {}", bits, spectrum.side, head.head),
-            fmt::format("layer {}", spectrum.layer), "give more --bits");
-      }
+    std::vector<Chosen> heads(group.heads.size());
+    parallel_for(heads.size(), [&](std::size_t i) {
+      const CodedSpectrum& spectrum = spectra[group.heads[i].spectrum];
+      const std::int64_t most = std::min<std::int64_t>(budget, kMostBits * spectrum.dim / kLevelBlock);
+      heads[i].choices = choices_of(spectrum, group.heads[i].head, most);
+    });
+    std::int64_t left = budget;
+    for (std::size_t i = 0; i < heads.size(); ++i) {
+      if (!heads[i].choices.empty()) left -= heads[i].choices.front().bits;
+      if (left >= 0 && !heads[i].choices.empty()) continue;
+      const CodedSpectrum& spectrum = spectra[group.heads[i].spectrum];
+      throw DataError(fmt::format("{} bits a value leave nothing for the {}s of KV head {}", bits, spectrum.side,
+                                  group.heads[i].head),
+                      fmt::format("layer {}", spectrum.layer), "give more --bits");
     }
-    const std::vector<int> widths = spend_bits(energy, budget, least);
-    std::size_t first = 0;
-    for (const HeadBlocks& head : group.heads) {
-      const CodedSpectrum& spectrum = spectra[head.spectrum];
-      const auto blocks = static_cast<std::size_t>(spectrum.dim / kLevelBlock);
-      const auto own = std::span(widths).subspan(first, blocks);
-      first += blocks;
-      write_levels(own, spectrum.dim, plans[head.spectrum]);
+    spend(heads, budget);
+    for (std::size_t i = 0; i < heads.size(); ++i) {
+      const auto [s, head] = group.heads[i];
+      const std::vector<std::size_t> blocks = strongest_first(spectra[s], head);
+      std::vector<int> widths(blocks.size());
+      for (std::size_t b = 0; b < blocks.size(); ++b) widths[blocks[b]] = heads[i].choices[heads[i].now].widths[b];
+      write_levels(widths, plans[s]);
     }
   }
   return plans;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 // How many levels each channel of a coded cache gets. A channel of variance lambda with L levels costs log2 L bits and
 // leaves an expected squared error of weight lambda D(L), where D(L) is the error of the best quantiser with L levels
-// of a unit Gaussian, and kDroppedError for a channel that is not stored. Bits are spent one step after another where
-// they take away most error (Shoham and Gersho, 1988), over all channels that share a budget. Blocks of 8 neighbouring
-// channels get the same number of levels.
+// of a unit Gaussian, and kDroppedError for a channel that is not stored. Blocks of 8 neighbouring channels get the
+// same number of levels. Codes of a head fill whole bytes of a page, so a budget pays for those. Steps from one plan of
+// a head to another are taken where they take away most error (Shoham and Gersho, 1988), over all heads that share a
+// budget, by the bits that a step takes and by what its operands cost a decode kernel.
 #pragma once
 
 #include <array>
@@ -45,16 +46,16 @@ struct CodedLevels {
   std::vector<int> order;   // (num_heads, dim): channel i of the code is channel order[i] of the spectrum
 };
 
-/// The bits of each block (0 … 8 a channel), of which all together take at most `budget` bits a channel. energy: the
-/// sum of weight lambda over the block. A step that no longer fits is skipped, and a block without energy gets nothing.
-/// least: bits that a block has whatever its energy; empty: none. Throws std::logic_error if those exceed the budget.
-[[nodiscard]] std::vector<int> spend_bits(std::span<const double> energy, std::int64_t budget,
-                                          std::span<const int> least = {});
+/// What an operand (kernels/reference/coded_operands.hpp) of the keys, and of the values, weighs beside a bit of a
+/// block. A step of the decode kernel takes as long as it has operands, nearly whatever bytes they fill
+/// (tests/bench/decode_log.md).
+inline constexpr std::array<double, 2> kOperandBits{0.25, 0.5};
 
 /// Plans all spectra. bits: of one stored value, the two scale bytes of a row included, so that bits - 16 / dim are
-/// spent on codes. The strongest block of every head gets one bit at least. Throws DataError that names the first
-/// layer, side and head whose budget is less than that, and UsageError if the scales alone take all bits or no channel
-/// could take so many.
+/// spent on codes. Heads of 64 channels or more take whole bytes of strings, one at least; smaller ones, which no
+/// kernel serves, one bit at least. Blocks without energy get nothing. Throws DataError that names the first layer,
+/// side and head whose budget is less than that, and UsageError if the scales alone take all bits or no channel could
+/// take so many.
 [[nodiscard]] std::vector<CodedLevels> plan_levels(std::span<const CodedSpectrum> spectra, double bits,
                                                    CodedScope scope);
 

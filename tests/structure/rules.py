@@ -25,7 +25,7 @@ MAY_INCLUDE = {
     "lib/set": ["lib/base", "lib/tensor", "kernels", "kernels/reference", *MODEL],
     # What a set does to attention and to a model. Fit and verify see it; it sees neither.
     "lib/measure": ["lib/base", "lib/tensor", "kernels", "kernels/reference", *MODEL, "lib/dump", "lib/set"],
-    "lib/method": ["lib/base", "lib/tensor", "kernels", "lib/dump", "lib/moments", "lib/set", "lib/measure"],
+    "lib/method": ["lib/base", "lib/tensor", "kernels", "kernels/reference", "lib/dump", "lib/moments", "lib/set", "lib/measure"],
     "lib/fit": ["lib/base", "lib/tensor", "kernels", *MODEL, "lib/dump", "lib/moments", "lib/method", "lib/measure",
                 "lib/set"],
     # The checker shares no code with what it checks: neither fit nor method.

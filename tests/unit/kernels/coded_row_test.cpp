@@ -11,7 +11,7 @@
 
 #include "conformance/samples.hpp"
 #include "kernels/reference/attention.hpp"
-#include "kernels/reference/coded_page.hpp"
+#include "kernels/reference/coded_operands.hpp"
 #include "kernels/reference/packing.hpp"
 #include "support/support.hpp"
 #include "tensor/safetensors.hpp"
@@ -91,6 +91,19 @@ TEST_CASE("bits of a row lie where oscar/coded_attention.h says") {
         std::tuple(2, 0, 5, 3, 0));
   CHECK(std::tie(parts[3].block, parts[3].byte, parts[3].position, parts[3].width, parts[3].code_bit) ==
         std::tuple(2, 1, 5, 2, 3));
+}
+
+TEST_CASE("operands take two parts of a class, in pairs") {
+  const auto count = [](const Bytes& bits) {
+    return std::pair{count_operands(bits, true), count_operands(bits, false)};
+  };
+  CHECK(count(Bytes(16, 2)) == std::pair{8, 8});
+  CHECK(count(Bytes(8, 4)) == std::pair{4, 4});
+  CHECK(count({4, 2, 2}) == std::pair{4, 4});     // one byte: no part has a partner
+  CHECK(count({8, 8, 4, 4}) == std::pair{4, 4});  // one of three operands has no partner
+  CHECK(count({5, 5, 5}) == std::pair{4, 2});     // lower and upper halves of bytes are no pair of keys
+  CHECK(count({4, 4, 4, 3, 3, 2, 2, 2, 2, 2, 1, 1, 1, 1}) == std::pair{8, 10});
+  CHECK(count(Bytes(16, 0)) == std::pair{0, 0});
 }
 
 TEST_CASE("a page is rows of all heads, sides and tokens, and nothing else") {

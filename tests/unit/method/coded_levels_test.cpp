@@ -1,35 +1,38 @@
 // SPDX-License-Identifier: MIT
-// Plans of levels: by hand, by exhaustive search, and by a port of the greedy search in Python.
+// Plans of levels: by hand, and by exhaustive search.
 #include "method/coded_levels.hpp"
 
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <numeric>
 #include <random>
 
-#include "base/json.hpp"
+#include "kernels/reference/coded_operands.hpp"
 #include "support/support.hpp"
 
 namespace oscar {
 namespace {
 
-double error_of(std::span<const double> energy, std::span<const int> widths) {
+double error_of(std::span<const double> energy, std::span<const std::uint8_t> widths) {
   double error = 0;
-  for (std::size_t i = 0; i < energy.size(); ++i) error += energy[i] * kCodedError[static_cast<std::size_t>(widths[i])];
+  for (std::size_t i = 0; i < energy.size(); ++i) error += energy[i] * kCodedError[widths[i]];
   return error;
 }
 
-/// The least error of any widths that take at most `budget` bits.
-double least_error(std::span<const double> energy, int budget) {
-  std::vector<int> widths(energy.size(), 0);
-  double least = error_of(energy, widths);
-  for (;;) {
-    std::size_t i = 0;
-    while (i < widths.size() && ++widths[i] > 8) widths[i++] = 0;
-    if (i == widths.size()) return least;
-    if (std::accumulate(widths.begin(), widths.end(), 0) <= budget) least = std::min(least, error_of(energy, widths));
+/// All widths of so many blocks that do not increase and take so many bits.
+template <class Task>
+void for_all_widths(std::size_t blocks, int bits, const Task& task, std::vector<std::uint8_t> widths = {}) {
+  if (widths.size() == blocks) {
+    if (bits == 0) task(widths);
+    return;
+  }
+  for (int width = std::min<int>(widths.empty() ? 8 : widths.back(), bits); width >= 0; --width) {
+    widths.push_back(static_cast<std::uint8_t>(width));
+    for_all_widths(blocks, bits - width, task, widths);
+    widths.pop_back();
   }
 }
 
@@ -48,34 +51,42 @@ std::vector<int> block_levels(const CodedLevels& plan) {
 
 }  // namespace
 
-TEST_CASE("bits go where they take away most error") {
-  CHECK(spend_bits(std::vector<double>{1, 1}, 4) == std::vector<int>{2, 2});
-  CHECK(spend_bits(std::vector<double>{1, 1}, 3) == std::vector<int>{2, 1});
-  CHECK(spend_bits(std::vector<double>{100, 1}, 3) == std::vector<int>{3, 0});
-  CHECK(spend_bits(std::vector<double>{1, 1}, 100) == std::vector<int>{8, 8});
-  CHECK(spend_bits(std::vector<double>{5, 3}, 0) == std::vector<int>{0, 0});
-}
-
-TEST_CASE("no plan of the same bits is much better") {
+TEST_CASE("no widths of as many bits and operands err much less, and operands weigh") {
   std::mt19937 engine(1);
   std::uniform_real_distribution<double> exponent(-8, 2);
-  for (int trial = 0; trial < 20; ++trial) {
-    std::vector<double> energy(4);
+  std::vector<std::vector<double>> energies(20, std::vector<double>(8));
+  std::vector<CodedSpectrum> heads;
+  for (std::vector<double>& energy : energies) {
     for (double& each : energy) each = std::exp2(exponent(engine));
-    const int budget = 3 + trial % 10;
-    CAPTURE(trial);
-    // D is convex in bits, so one step at a time is best.
-    CHECK(error_of(energy, spend_bits(energy, budget)) <= 1.0000001 * least_error(energy, budget));
+    std::ranges::sort(energy, std::greater<>());
+    heads.push_back(spectrum(static_cast<int>(heads.size()), energy));
+    if (heads.size() % 2 == 0) heads.back().side = "value";
   }
-}
-
-TEST_CASE("plans are those of a search in Python") {
-  const Json cases = read_json(test::data("codec/coded_levels.json"));
-  REQUIRE(cases.size() >= 6);
-  for (const Json& each : cases) {
-    const auto energy = each.at("energy").get<std::vector<double>>();
-    CHECK(spend_bits(energy, each.at("budget").get<std::int64_t>()) == each.at("widths").get<std::vector<int>>());
+  const std::vector<CodedLevels> plans = plan_levels(heads, 2 + 16.0 / 64, CodedScope::kModel);
+  double error = 0, least_error = 0;
+  int bits = 0, operands = 0, least_operands = 0;
+  for (std::size_t head = 0; head < heads.size(); ++head) {
+    CAPTURE(head);
+    std::vector<std::uint8_t> own, least;
+    for (const int levels : block_levels(plans[head])) {
+      own.push_back(static_cast<std::uint8_t>(std::countr_zero(static_cast<unsigned>(levels))));
+    }
+    const auto count = [&](const std::vector<std::uint8_t>& widths) {
+      return reference::count_operands(widths, heads[head].side == "key");
+    };
+    const int own_bits = std::accumulate(own.begin(), own.end(), 0);
+    CHECK(own_bits % 8 == 0);
+    for_all_widths(8, own_bits, [&](const std::vector<std::uint8_t>& widths) {
+      const double theirs = error_of(energies[head], widths);
+      if (least.empty() || theirs < error_of(energies[head], least)) least = widths;
+      if (count(widths) == count(own)) CHECK(error_of(energies[head], own) <= 1.06 * theirs);
+    });
+    error += error_of(energies[head], own), least_error += error_of(energies[head], least);
+    bits += own_bits, operands += count(own), least_operands += count(least);
   }
+  CHECK(bits == 20 * 8 * 2);
+  CHECK(operands < least_operands);
+  CHECK(error < 1.1 * least_error);
 }
 
 TEST_CASE("a plan counts its scales and meets its budget") {
@@ -131,8 +142,6 @@ TEST_CASE("a head that hardly matters keeps one bit of its strongest block, and 
   CHECK(block_levels(plans[0]) == std::vector<int>{4, 2});
   CHECK(block_levels(plans[1]) == std::vector<int>{2, 1});
   CHECK(plans[1].order[0] == 8);
-  CHECK(spend_bits(std::vector<double>{1, 0}, 12) == std::vector<int>{8, 0});
-  CHECK(spend_bits(std::vector<double>{1, 0}, 3, std::vector<int>{0, 1}) == std::vector<int>{2, 1});
 }
 
 TEST_CASE("budgets that leave nothing are refused by name") {
