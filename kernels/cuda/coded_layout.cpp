@@ -20,8 +20,8 @@ namespace {
 
 [[noreturn]] void refuse_many() { throw std::invalid_argument("a KV head has too many pieces: use fewer bits"); }
 
-/// What the rows of `operand` are: word t of 4. A unit of a byte in an upper half is worth 1/16.
-CodedKeyWord word_of(const CodedOperand& operand, int t, const float* steps) {
+/// What the rows of `operand` are: word t of 4. shift: of its bytes to the right.
+CodedKeyWord word_of(const CodedOperand& operand, int shift, int t, const float* steps) {
   CodedKeyWord word{};
   for (int byte = 0; byte < 4; ++byte) {
     const int side = byte % 2, j = 2 * t + byte / 2;
@@ -30,7 +30,7 @@ CodedKeyWord word_of(const CodedOperand& operand, int t, const float* steps) {
     if (part == nullptr || (operand.single() && j >= 4)) continue;
     const int channel = 8 * part->block + (operand.single() ? 2 * j + side : j);
     word.channel[byte] = static_cast<std::int16_t>(channel);
-    word.factor[byte] = std::ldexp(steps[channel], part->code_bit - part->position + (operand.upper() ? 4 : 0));
+    word.factor[byte] = std::ldexp(steps[channel], part->code_bit - part->position + shift);
   }
   return word;
 }
@@ -49,15 +49,15 @@ void fill_keys(const std::vector<CodedPart>& parts, int bytes, const Planes& pla
   const std::array<std::vector<CodedOperand>, 4> runs = reference::key_operands(parts, bytes);
   int pairs = 0;
   for (std::size_t run = 0; run < runs.size(); ++run) {
-    const bool upper = run % 2 == 1;
+    const int shift = run % 2 == 0 ? 0 : 4;
     int slot = 2 * pairs;
     for (const CodedOperand& operand : runs[run]) {
       if (slot == kMostKeyOperands) refuse_many();
       CodedKeyPair& pair = table.key_pair[slot / 2];
-      pair.mask[slot % 2] = 0x00010001U * (operand.mask(0) | operand.mask(1) << 8) >> (upper ? 4 : 0);
+      pair.mask[slot % 2] = 0x00010001U * (operand.mask(0) | operand.mask(1) << 8) >> shift;
       pair.plane[slot % 2] = pair.plane[1] = planes.offset(operand);
       for (int t = 0; t < 4; ++t) {
-        const CodedKeyWord word = table.key_word[slot][t] = word_of(operand, t, steps);
+        const CodedKeyWord word = table.key_word[slot][t] = word_of(operand, shift, t, steps);
         for (int byte = 0; byte < 4; ++byte) {
           if (word.channel[byte] < 0) continue;
           float& top = table.key_top[word.channel[byte]];

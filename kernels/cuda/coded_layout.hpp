@@ -32,8 +32,8 @@ struct alignas(16) CodedValuePart {
 };
 
 /// Two operands that one product of the keys takes: the bits of theirs in planes at offsets `plane` in shared memory.
-/// Those of a class come in two runs: operands of the lower and of the upper halves of bytes. The kernel shifts bytes
-/// of the second by 4 to the right before it masks them, so that the units of all operands are about as large.
+/// Those of a class come in two runs, of which the kernel shifts bytes of the second by 4 to the right before it masks
+/// them, so that the units of most operands are about as large.
 struct alignas(16) CodedKeyPair {
   std::uint32_t mask[2], plane[2];
 };

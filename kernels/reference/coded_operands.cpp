@@ -32,9 +32,10 @@ int in_pairs(std::size_t operands) { return static_cast<int>((operands + 1) / 2 
 std::array<std::vector<CodedOperand>, 4> key_operands(const std::vector<CodedPart>& parts, int bytes) {
   std::array<std::vector<CodedOperand>, 4> runs;
   for (const bool wide : {true, false}) {
-    for (const CodedOperand& operand : operands_of(parts, bytes, wide)) {
-      runs[(wide ? 0U : 2U) + (operand.upper() ? 1U : 0U)].push_back(operand);
-    }
+    std::vector<CodedOperand>*const lower = &runs[wide ? 0 : 2], *const upper = lower + 1;
+    for (const CodedOperand& operand : operands_of(parts, bytes, wide))
+      (operand.upper() ? upper : lower)->push_back(operand);
+    if (lower->size() % 2 == 1 && upper->size() % 2 == 1) lower->push_back(upper->back()), upper->pop_back();
   }
   return runs;
 }

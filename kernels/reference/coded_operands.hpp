@@ -33,8 +33,9 @@ struct CodedOperand {
   }
 };
 
-/// Those of keys: of the wide class in lower and in upper halves of bytes, then of the narrow one. parts: of a string
-/// of so many bytes.
+/// Those of keys: of the wide class first those that kernels take as they are, then those whose bytes they shift to the
+/// right by 4, which are in upper halves of bytes; then of the narrow class. One of the upper halves that has no
+/// partner joins the others, if one of these has none. parts: of a string of so many bytes.
 [[nodiscard]] std::array<std::vector<CodedOperand>, 4> key_operands(const std::vector<CodedPart>& parts, int bytes);
 /// Those of values: the two of a pair are of the same piece, and one that has no partner is followed by one without
 /// parts.

@@ -29,7 +29,7 @@ SETS = [(["--save-stats", "@after"], {"coded": "`coded`, 2.25 bits", "with_means
         (["--recipe", "oscar", "--center", "--granularity", "head"], {"with_means": "`oscar`, fitted clip, centred, per head"}),
         (["--recipe", "coded", "--keys", "before-rope", "--save-stats", "@before"], {"coded": "`coded`, 2.25 bits, before RoPE"}),
         *[(["--recipe", "coded", "--bits", bits, "--stats", f"@{keys}"], {"coded": f"`coded`, {bits} bits{what}"})
-          for keys, what, widths in (("after", "", ("1.75", "1.5", "1.25")), ("before", ", before RoPE", ("1.75", "1.5", "1.25", "4")))
+          for keys, what, widths in (("after", "", ("2.5", "1.75", "1.5", "1.25")), ("before", ", before RoPE", ("1.75", "1.5", "1.25", "4")))
           for bits in widths],
         (["--recipe", "coded", "--keys", "before-rope", "--seq-len", "2048"], {"coded": "`coded`, 2.25 bits, before RoPE, fitted on 2,048 tokens"})]
 ROWS = [row for _, rows in SETS for row in rows.values()]
@@ -185,7 +185,7 @@ class Bench:
                 if not self.folder.exists() or all(self.has(table, row, length) or not self.is_asked_for(row) for row in rows.values()):
                     continue
                 named = {**(BASELINES if number == 0 else {}), **rows}
-                for method, row in measure(length, ",".join(BASELINES) if number == 0 else "none").items():
+                for method, row in measure(length, ",".join(BASELINES) if number == 0 and not self.options.only else "none").items():
                     self.keep(table, {"name": named[method], "on": length, **row})
 
     def long(self, length, compare):

@@ -101,7 +101,7 @@ TEST_CASE("operands take two parts of a class, in pairs") {
   CHECK(count(Bytes(8, 4)) == std::pair{4, 4});
   CHECK(count({4, 2, 2}) == std::pair{4, 4});     // one byte: no part has a partner
   CHECK(count({8, 8, 4, 4}) == std::pair{4, 4});  // one of three operands has no partner
-  CHECK(count({5, 5, 5}) == std::pair{4, 2});     // lower and upper halves of bytes are no pair of keys
+  CHECK(count({5, 5, 5}) == std::pair{2, 2});     // of keys one in lower and one in upper halves of bytes
   CHECK(count({4, 4, 4, 3, 3, 2, 2, 2, 2, 2, 1, 1, 1, 1}) == std::pair{8, 10});
   CHECK(count(Bytes(16, 0)) == std::pair{0, 0});
 }
