@@ -46,7 +46,7 @@ std::vector<CodedOperand> value_operands(const std::vector<CodedPart>& parts, in
   std::ranges::stable_sort(operands, {}, &CodedOperand::piece);
   for (const CodedOperand& operand : operands) {
     if (paired.size() % 2 == 1 && operand.piece != paired.back().piece)
-      paired.push_back({.piece = operand.piece, .wide = true});
+      paired.push_back({.piece = paired.back().piece, .wide = true});
     paired.push_back(operand);
   }
   return paired;
