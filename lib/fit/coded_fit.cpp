@@ -102,13 +102,6 @@ std::int64_t context_of(const Json& recipe, const CalibrationData& data) {
   return recipe.value("context", data.tokens / std::max<std::int64_t>(data.sequences, 1));
 }
 
-Json recipe_of_set(const std::string& name, const Statistics& statistics) {
-  Json recipe{{"name", name}};
-  recipe.update(statistics.recipe);
-  recipe.erase("plain_part");  // a constant of this version, which keeps sums of others apart
-  return recipe;
-}
-
 ErrorDamage damage_of(const LayerStatistics& layer, Windows windows, std::int64_t context, const MeasureDamage& measure,
                       Backend& backend) {
   const CodedBases bases = bases_of(layer, context, backend);
@@ -126,7 +119,9 @@ ErrorDamage damage_of(const LayerStatistics& layer, Windows windows, std::int64_
 CodedPart fit_coded(const Statistics& data, double bits, CodedScope scope, Backend& backend) {
   CodedPart set;
   set.model = data.model, set.calibration = calibration_of(data.data), set.windows = data.windows;
-  set.scope = name_of(scope), set.recipe = recipe_of_set(kCodedName, data);
+  set.scope = name_of(scope), set.recipe = {{"name", kCodedName}};
+  set.recipe.update(data.recipe);
+  set.recipe.erase("plain_part");  // a constant of this version, which keeps sums of others apart
   std::vector<CodedBases> bases;
   std::vector<CodedDamage> weights;
   std::vector<CodedSpectrum> spectra;  // keys and values of each layer, one after the other
