@@ -174,7 +174,7 @@ class SetsTest(unittest.TestCase):
                 ("scale_dtype is not known", of_part("codec", "scale_dtype", "int4")),
                 ("windows are no counts", put("windows", "sink", 1 << 40)), ("windows are no counts", put("windows", None)),
                 ("no layers", of_part("layers", [])), ("a layer_id comes twice", twice),
-                ("a layer_id is no count", of_part("layers", 0, "layer_id", "0")),
+                ("a layer_id is no count", of_part("layers", 0, "layer_id", [0])),
                 ("layers.0.key: no clip ratios", of_part("layers", 0, "key", None)),
                 ("layers.2.key: no clip ratios", lambda m: m["parts"]["rotations"]["layers"][2]["key"].pop("clip_ratio")),
                 ("layers.1.value: no clip ratios, or not between 0 and 1", of_part("layers", 1, "value", "clip_ratio", 1.5)),

@@ -303,7 +303,7 @@ def _codec_and_layers(part: Any, is_coded: bool, where: str) -> tuple[Int2Codec 
         (not _is_count(group_size), "the codec's group_size is no count"),
         (scales not in _SCALES, "the codec's scale_dtype is not known"))))
     ids = [member(layer, "layer_id") for layer in layers]
-    _refuse_if(where, (not all(map(_is_count, ids)), "a layer_id is no count"), (len(set(ids)) < len(ids), "a layer_id comes twice"))
+    _refuse_if(where, (not all(map(_is_count, ids)), "a layer_id is no count"), (len(set(map(str, ids))) < len(ids), "a layer_id comes twice"))
     return None if is_coded else Int2Codec(name, group_size, scales), sorted(layers, key=lambda layer: layer["layer_id"])
 
 
