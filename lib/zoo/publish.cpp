@@ -50,8 +50,10 @@ void require_accepted(const SetManifest& manifest, const PublishOptions& options
   const std::string what = why_forced(manifest.document);
   if (what.empty()) return;
   if (!options.force) {
-    throw DataError(what, options.set.string(),
-                    "run oscar verify on it with --model and text, or --dump, or pass --force (the index will say so)");
+    throw DataError(
+        what, options.set.string(),
+        "run oscar verify on it with --model and text, or --dump, and fit it again if that rejects it; or pass "
+        "--force (the index will say so)");
   }
   status.warning(what + "; published because of --force, and the index says so");
 }
