@@ -312,8 +312,7 @@ class SetsTest(unittest.TestCase):
                 np.testing.assert_allclose(side.rotation[0].astype(np.float64) @ side.read_rotation[0].T, np.eye(128), atol=1e-4)
         self.assertEqual(str(part.to_torch().layers[0].key.levels.dtype), "torch.int32")
         document = self.manifest()
-        document["model"]["num_key_value_heads"] = 7
-        self.write(document)
+        self.write(document | {"model": document["model"] | {"num_key_value_heads": 7}})
         self.assert_refused("the manifest says of the model {'", "vllm")
 
     def test_what_keys_before_rope_may_not_say(self):
