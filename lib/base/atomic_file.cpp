@@ -193,7 +193,10 @@ void require_only(const fs::path& folder, const std::set<fs::path>& ours, const 
 }
 
 AtomicFolder::AtomicFolder(const fs::path& target, RequireOurs ours)
-    : target_(without_trailing_slash(target)), staging_(sibling(target_, "part")), ours_(std::move(ours)) {
+    : target_(without_trailing_slash(target)),
+      // Without a number: whoever has the lock clears away what a process that was killed has left.
+      staging_(target_.parent_path() / ("." + target_.filename().string() + ".part")),
+      ours_(std::move(ours)) {
   create_parent(target_);
   const fs::path lock_path = lock_path_of(target_);
   Descriptor lock = lock_and_own(lock_path, target_);

@@ -115,7 +115,8 @@ bool is_safe_relative_path(std::string_view path) {
 }
 
 bool lies_in(const fs::path& folder, const fs::path& path) {
-  const fs::path outer = fs::weakly_canonical(folder), inner = fs::weakly_canonical(path);
+  const fs::path here = fs::current_path();  // or "x" and "./x", which are not there yet, would be two
+  const fs::path outer = fs::weakly_canonical(here / folder), inner = fs::weakly_canonical(here / path);
   return std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first == outer.end();
 }
 

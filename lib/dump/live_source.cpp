@@ -67,6 +67,7 @@ class LayerRows {
                          make(shape.num_kv_heads, shape.head_dim, chunk.k),
                          make(shape.num_kv_heads, shape.value_dim, chunk.v)};
       chunk.rows.where = "layer " + std::to_string(layer_id) + ", chunk " + std::to_string(chunks_.size());
+      chunk.rows.remedy = "look at the weights of this layer";
     }
     for (const SequenceSlot& slot : slots) {
       QkvChunk& rows = chunks_[slot.chunk].rows;

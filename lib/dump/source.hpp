@@ -23,6 +23,7 @@ struct QkvChunk {
   std::vector<SequenceRange> sequences;            // cover the chunk, relative to its first token
   std::string where;                               // for error messages: file or "layer 3, sequence 7"
   std::vector<std::int64_t> first_positions = {};  // of the sequences; empty: each begins at 0
+  const char* remedy = "dump this layer again";    // of errors in its rows
 };
 
 class LayerStream {

@@ -64,33 +64,23 @@ CodedLevels trial_levels(const CodedBasis& basis, int layer_id, const char* side
   return plan_levels({&spectrum, 1}, kTrialBits + 16.0 / spectrum.dim, CodedScope::kHead).front();
 }
 
-/// The error that codes of `levels` are expected to make in a basis: lambda as a set has it, in the order of levels.
-double expected_error_of(const std::vector<double>& lambda, const std::vector<int>& levels, std::size_t dim) {
+/// The error that codes of a plan are expected to make in a basis, whose variances count as float32.
+double expected_error_of(const CodedBasis& basis, const CodedLevels& plan) {
   double error = 0;
-  for (std::size_t first = 0; first < lambda.size(); first += dim) {
-    error += expected_error(std::span(lambda).subspan(first, dim), std::span(levels).subspan(first, dim));
+  const auto dim = static_cast<std::size_t>(basis.transform.rotation.dim);
+  for (std::size_t first = 0; first < plan.order.size(); first += dim) {
+    std::vector<double> lambda;
+    for (const int channel : std::span(plan.order).subspan(first, dim)) {
+      lambda.push_back(static_cast<float>(basis.lambda[first + static_cast<std::size_t>(channel)]));
+    }
+    error += expected_error(lambda, std::span(plan.levels).subspan(first, dim));
   }
   return error;
 }
 
-double expected_error_of(const CodedSide& side) {
-  std::vector<int> levels;
-  for (const CodedFormat& format : side.formats) {
-    levels.insert(levels.end(), format.levels.begin(), format.levels.end());
-  }
-  return expected_error_of(side.lambda, levels, side.lambda.size() / side.formats.size());
-}
-
 /// What an error of 1 costs if that of the trial costs `damage`.
 double weight_by(double damage, const CodedBasis& basis, int layer_id, const char* side) {
-  const CodedLevels trial = trial_levels(basis, layer_id, side);
-  std::vector<double> lambda;
-  const auto dim = static_cast<std::size_t>(basis.transform.rotation.dim);
-  for (std::size_t i = 0; i < trial.order.size(); ++i) {
-    const double exact = basis.lambda[i / dim * dim + static_cast<std::size_t>(trial.order[i])];
-    lambda.push_back(static_cast<double>(static_cast<float>(exact)));
-  }
-  return std::max(damage, kLeastDamage) / expected_error_of(lambda, trial.levels, dim);
+  return std::max(damage, kLeastDamage) / expected_error_of(basis, trial_levels(basis, layer_id, side));
 }
 
 /// Ratios weigh layers and sides against each other. Where costs are known, variances have them.
@@ -129,8 +119,9 @@ ErrorDamage damage_of(const LayerStatistics& layer, Windows windows, std::int64_
 CodedPart fit_coded(const Statistics& data, double bits, CodedScope scope, Backend& backend) {
   CodedPart set;
   set.model = data.model, set.calibration = calibration_of(data.data), set.windows = data.windows;
-  set.bits = bits, set.scope = name_of(scope), set.recipe = {{"name", kCodedName}};
+  set.scope = name_of(scope), set.recipe = {{"name", kCodedName}};
   set.recipe.update(data.recipe);
+  set.recipe.erase("plain_part");  // a constant of this version, which keeps sums of others apart
   std::vector<CodedBases> bases;
   std::vector<CodedDamage> weights;
   std::vector<CodedSpectrum> spectra;  // keys and values of each layer, one after the other
@@ -146,8 +137,8 @@ CodedPart fit_coded(const Statistics& data, double bits, CodedScope scope, Backe
   parallel_for(data.layers.size(), [&](std::size_t i) {
     throw_if_interrupted();
     CodedLayer& layer = set.layers[i] = coded_layer(data.layers[i], bases[i], plan[2 * i], plan[2 * i + 1]);
-    layer.key.damage = weights[i].key * expected_error_of(layer.key);
-    layer.value.damage = weights[i].value * expected_error_of(layer.value);
+    layer.key.damage = weights[i].key * expected_error_of(bases[i].key, plan[2 * i]);
+    layer.value.damage = weights[i].value * expected_error_of(bases[i].value, plan[2 * i + 1]);
   });
   return set;
 }

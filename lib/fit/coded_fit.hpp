@@ -21,7 +21,6 @@ using MeasureDamage = std::function<CodedDamage(const CodedPart&)>;
                                     const MeasureDamage& measure, Backend& backend);
 /// Returns that of data: over which its texts were spread (`recipe`, Statistics::recipe), or their mean length.
 [[nodiscard]] std::int64_t context_of(const Json& recipe, const CalibrationData& data);
-
 /// Spends the bits on layers with sums of fisher (with values), qqt and vtv, and rows. Throws UsageError for bits that
 /// cannot be spent, DataError for a head that gets none, NumericalError for rows that do not vary.
 [[nodiscard]] CodedPart fit_coded(const Statistics& statistics, double bits, CodedScope scope, Backend& backend);

@@ -184,7 +184,6 @@ Set fit(const Statistics& statistics, const FitOptions& asked, Backend& backend,
   Set set;
   set.model = statistics.model, set.calibration = calibration_of(statistics.data), set.windows = options.windows;
   set.recipe = {{"name", options.recipe}};
-  set.recipe.update(statistics.recipe);
   set.readers = options.readers.empty() ? reader_names() : options.readers;
   if (plan.coded) set.coded = fit_coded(statistics, options.bits, coded_scope_from_name(options.scope), backend);
   for (const auto& [part, recipe] : plan.rotations) {

@@ -138,10 +138,10 @@ CodedSide coded_side(CodedBasis basis, const std::vector<std::vector<float>>& ro
   reorder(basis, levels.order);
   if (!basis.rotary) mix_equal_levels(basis, levels.levels);
   for (std::vector<double>* values :
-       {&basis.transform.rotation.data, &basis.transform.read_rotation.data, &basis.transform.mean, &basis.lambda}) {
+       {&basis.transform.rotation.data, &basis.transform.read_rotation.data, &basis.transform.mean}) {
     *values = rounded_to_f32(std::move(*values));
   }
-  CodedSide side{std::move(basis.transform), {}, std::move(basis.lambda), std::move(basis.rotary)};
+  CodedSide side{std::move(basis.transform), {}, std::move(basis.rotary)};
   const auto dim = static_cast<std::size_t>(side.transform.rotation.dim);
   side.formats.resize(rows.size());
   parallel_for(rows.size(), [&](std::size_t head) {

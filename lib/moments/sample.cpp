@@ -105,7 +105,7 @@ void thin_queries(SampledSequence& sequence, std::int64_t count) {
 }
 
 /// Recipes without moments meet rows only here.
-void require_usable(const SampledSequence& sequence, const std::string& where) {
+void require_usable(const SampledSequence& sequence, const QkvChunk& chunk) {
   for (const auto& [name, tensor] : {std::pair{"q", &sequence.q}, {"k", &sequence.k}, {"v", &sequence.v}}) {
     const HeadsView rows = heads_view(*tensor, name);
     std::vector<float> token(static_cast<std::size_t>(rows.num_heads) * rows.head_dim);
@@ -113,14 +113,13 @@ void require_usable(const SampledSequence& sequence, const std::string& where) {
     for (std::int64_t t = 0; t < rows.num_tokens; ++t) {
       rows.token_rows(t, 1, token.data());
       if (!std::ranges::all_of(token, [](float v) { return std::isfinite(v); })) {
-        throw DataError(std::string(name) + " has NaN or Inf", where,
-                        "dump this layer again, or leave the sequence out");
+        throw DataError(std::string(name) + " has NaN or Inf", chunk.where,
+                        chunk.remedy + std::string(", or leave the sequence out"));
       }
       all_zero = all_zero && std::ranges::all_of(token, [](float v) { return v == 0; });
     }
     if (all_zero) {
-      throw DataError(std::string("every ") + name + " of a sequence is zero", where,
-                      "look at how it was dumped, and dump this layer again");
+      throw DataError(std::string("every ") + name + " of a sequence is zero", chunk.where, chunk.remedy);
     }
   }
 }
@@ -156,7 +155,7 @@ std::vector<SampledSequence> sample_layer(LayerStream& layer, Windows windows, c
       const std::int64_t tokens = std::min(range.size(), most_tokens(windows, options));
       sample.push_back(choose_rows(chunk.view, tokens, windows, queries, random));
       copy_sequence(chunk.view, range.begin, sample.back());
-      require_usable(sample.back(), chunk.where);
+      require_usable(sample.back(), chunk);
     }
   }
   return sample;

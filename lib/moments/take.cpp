@@ -32,7 +32,7 @@ void throw_if_not_finite(HeadsView x, const char* what, const QkvChunk& chunk) {
       if (std::all_of(row.begin(), row.end(), [](float v) { return std::isfinite(v); })) continue;
       throw DataError(std::string(what) + " has NaN or Inf",
                       chunk.where + ", token " + std::to_string(t) + ", head " + std::to_string(h),
-                      "dump this layer again, or leave the sequence out");
+                      chunk.remedy + std::string(", or leave the sequence out"));
     }
   }
 }
@@ -55,7 +55,7 @@ std::int64_t bytes_of(LayerStream& layer) {
     throw_if_not_finite(chunk.view.k, "k", chunk);
     throw_if_not_finite(chunk.view.v, "v", chunk);
   }
-  throw NumericalError("a second moment overflows", chunks.front().where, "check the scale of the dumped values");
+  throw NumericalError("a second moment overflows", chunks.front().where, chunks.front().remedy);
 }
 
 using Rows = HeadsView QkvView::*;
@@ -180,7 +180,7 @@ void require_values(const AdditiveMoments& moments, LayerStream& layer) {
       throw DataError(
           (largest > 1 ? "a " : "every ") + rows + " of KV head " + std::to_string(head) +
               (largest == 0 ? " is zero" : " is so small, or so large, that float32 cannot hold its square"),
-          first.where, "look at how it was made, and dump this layer again; or leave the layer out with --layers");
+          first.where, first.remedy + std::string(", or leave it out with --layers"));
     }
   }
 }

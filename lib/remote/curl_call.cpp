@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "base/files.hpp"
+#include "base/text.hpp"
 #include "remote/curl_handle.hpp"
 #include "remote/fetch.hpp"
 
@@ -75,6 +76,10 @@ HttpAnswer call_once(const StoreLocation& location, const HttpCall& call, const 
   handle.set(CURLOPT_WRITEDATA, &answer.body);
   const CURLcode code = curl_easy_perform(handle.get());
   throw_if_interrupted();
+  if (code == CURLE_WRITE_ERROR) {
+    throw TransportError("the answer has more than " + plural(kMaxDocumentBytes, "byte"), call.url,
+                         "check the address");
+  }
   answer.status = handle.status();
   if (code != CURLE_OK || handle.may_pass(code)) handle.fail(code, call.url, "try again later");
   const char* method = nullptr;

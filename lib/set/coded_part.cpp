@@ -14,8 +14,8 @@
 namespace oscar {
 namespace {
 
-/// Five of each side, and the mean of keys; before RoPE the pairs of keys, too.
-std::size_t tensors_of(const CodedLayer& layer) { return layer.key.rotary ? 12 : 11; }
+/// Four of each side, and the mean of keys; before RoPE the pairs of keys, too.
+std::size_t tensors_of(const CodedLayer& layer) { return layer.key.rotary ? 10 : 9; }
 
 using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
 
@@ -73,7 +73,6 @@ void add_side(const std::string& prefix, const CodedSide& side, bool has_mean, N
   add("levels", Tensor::from({heads, dim}, std::span<const std::int32_t>(levels)));
   add("step", Tensor::from({heads, dim}, std::span<const float>(step)));
   add("sigma", Tensor::from({heads, dim}, std::span<const float>(sigma)));
-  add("lambda", float_tensor({heads, dim}, side.lambda));
 }
 
 /// Reads tensors of one side, each of the shape that it must have.
@@ -94,7 +93,6 @@ class SideReader {
     if (has_mean) side.transform.mean = floats("mean", {heads_, dim_});
     const bool zero = std::ranges::all_of(side.transform.mean, [](double x) { return x == 0; });
     if (zero && !side.rotary) side.transform.mean.clear();
-    side.lambda = floats("lambda", {heads_, dim_});
     const std::vector<double> levels = values("levels", {heads_, dim_}, DType::kI32);
     const std::vector<double> step = floats("step", {heads_, dim_}), sigma = floats("sigma", {heads_, dim_});
     for (std::int64_t first = 0; first < heads_ * dim_; first += dim_) {
@@ -185,6 +183,10 @@ class SideReader {
   std::int64_t heads_ = 0, dim_ = 0;
 };
 
+std::int64_t channels_of(const CodedSide& side) {
+  return std::int64_t{side.transform.rotation.count} * side.transform.rotation.dim;
+}
+
 std::string prefix_of(int layer_id, const char* side) { return fmt::format("layers.{}.{}.", layer_id, side); }
 
 }  // namespace
@@ -209,14 +211,14 @@ std::vector<int> pairs_of(const CodedSide& side) {
 double bits_of(const CodedSide& side) {
   double bytes = 0;
   for (const CodedFormat& format : side.formats) bytes += static_cast<double>(reference::coded_row_bytes(format));
-  return 8 * bytes / static_cast<double>(side.lambda.size());
+  return 8 * bytes / static_cast<double>(channels_of(side));
 }
 
 double bits_of(const CodedPart& part) {
   double bits = 0, channels = 0;
   for (const CodedLayer& layer : part.layers) {
     for (const CodedSide* side : {&layer.key, &layer.value}) {
-      const auto width = static_cast<double>(side->lambda.size());
+      const auto width = static_cast<double>(channels_of(*side));
       bits += width * bits_of(*side);
       channels += width;
     }
@@ -237,13 +239,8 @@ void fill_from_coded_file(const std::filesystem::path& path, CodedPart& part) {
   const std::string where = path.string();
   const SafetensorsFile file(path);
   for (CodedLayer& layer : part.layers) {
-    const auto read = [&](const char* name, CodedSide& side, bool has_mean) {
-      const double damage = side.damage;
-      side = SideReader(file, prefix_of(layer.layer_id, name), where).read(has_mean, side.rotary);
-      side.damage = damage;
-    };
-    read("key", layer.key, true);
-    read("value", layer.value, false);
+    layer.key = SideReader(file, prefix_of(layer.layer_id, "key"), where).read(true, layer.key.rotary);
+    layer.value = SideReader(file, prefix_of(layer.layer_id, "value"), where).read(false, {});
   }
   std::size_t known = 0;
   for (const CodedLayer& layer : part.layers) known += tensors_of(layer);

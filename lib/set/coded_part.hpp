@@ -9,7 +9,6 @@
 //   layers.N.key.pair     (Hkv, d) int32: the pair (kernels/rotary.hpp) of coordinate c; each pair has two
 //   layers.N.key.write    (Hkv, d, 2) float32: y_c = (x_i - mean_i) write_c0 + (x_j - mean_j) write_c1, pair (i, j)
 //   layers.N.SIDE.levels  (Hkv, d) int32; .step, .sigma (Hkv, d) float32
-//   layers.N.SIDE.lambda  (Hkv, d) float32: variances, for reports
 // The manifest says how pairs turn. Readers take queries times `read`, outputs o = o' read^T and rows x = y read^T +
 // mean, where read = write^-T, computed in float64 and rounded to float32.
 #pragma once
@@ -32,11 +31,10 @@ struct CodedSide {
   /// rotation is the write side and read_rotation the read side, (Hkv, d, d); keys have a mean, (Hkv, d).
   Transform transform;
   std::vector<CodedFormat> formats;  // of the KV heads
-  std::vector<double> lambda;        // (Hkv, d): variances in the order of channels, before equal levels are mixed
   /// Keys are stored as they were before RoPE, y = (x R(-j) - mean) write at position j, and readers turn what they
   /// decode, x = (y read^T + mean) R(j). Both matrices are block diagonal over pairs. Else nothing.
   std::optional<Rotary> rotary = {};
-  double damage = 0;  // what its errors are expected to cost: of a model, nats of KL a token
+  double damage = 0;  // what its errors are expected to cost: of a model, nats of KL a token; only a fit knows it
 };
 
 struct CodedLayer {
@@ -53,7 +51,6 @@ struct CodedPart {
   ModelIdentity model;
   CalibrationData calibration;
   Windows windows;
-  double bits = 0;                 // of one stored value, all counted, as it was asked for
   std::string scope;               // who shares one budget: "model", "layer" or "head"
   std::vector<CodedLayer> layers;  // ascending by layer_id
   /// The options and what was measured. Verify reads one of them: "context" tells that texts were spread over

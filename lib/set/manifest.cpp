@@ -39,10 +39,7 @@ Json side_to_json(const CodedSide& side) {
     bytes.push_back(reference::coded_row_bytes(format));
     widest.push_back(format.levels.front());
   }
-  return {{"bits", bits_of(side)},
-          {"row_bytes", std::move(bytes)},
-          {"most_levels", std::move(widest)},
-          {"damage", side.damage}};
+  return {{"bits", bits_of(side)}, {"row_bytes", std::move(bytes)}, {"most_levels", std::move(widest)}};
 }
 
 Json part_to_json(const RotationPart& part) {
@@ -79,7 +76,7 @@ Json part_to_json(const CodedPart& part) {
     if (found == turns.end()) turns.push_back(*layer.key.rotary);
   }
   Json json{{"recipe", part.recipe},
-            {"codec", {{"name", "coded"}, {"bits", part.bits}, {"bits_taken", bits_of(part)}, {"scope", part.scope}}},
+            {"codec", {{"name", "coded"}, {"bits", bits_of(part)}, {"scope", part.scope}}},
             {"layers", std::move(layers)}};
   for (const Rotary& each : turns) json["rotary"].push_back(to_json(each));
   return json;
@@ -108,7 +105,6 @@ RotationPart rotations_from_json(const Json& json, const std::string& where) {
 CodedPart coded_from_json(const Json& json, const std::string& where) {
   CodedPart part;
   part.recipe = json["recipe"];
-  part.bits = json["codec"]["bits"];
   part.scope = json["codec"]["scope"];
   for (const Json& layer : json["layers"]) {
     CodedLayer& added = part.layers.emplace_back();
@@ -121,7 +117,6 @@ CodedPart coded_from_json(const Json& json, const std::string& where) {
       }
       added.key.rotary = rotary_from_json(json["rotary"][turn], where);
     }
-    added.key.damage = layer["key"]["damage"], added.value.damage = layer["value"]["damage"];
   }
   return part;
 }

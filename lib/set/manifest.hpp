@@ -29,7 +29,7 @@ namespace oscar {
 /// The manifest of `set` with this file list; valid against the schema.
 [[nodiscard]] Json make_manifest(const Set& set, Json files);
 
-/// Everything but what the files of parts hold: layers get their ids, clip ratios, scores and damages. Throws DataError
+/// Everything but what the files of parts hold: layers get their ids, clip ratios and scores. Throws DataError
 /// if the manifest does not fit its schema.
 [[nodiscard]] Set set_from_manifest(const Json& manifest, const std::string& where);
 

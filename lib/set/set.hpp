@@ -31,7 +31,7 @@ struct Set {
   ModelIdentity model;
   CalibrationData calibration;
   Windows windows;
-  Json recipe = Json::object();  // what was asked for: its name and how rows were taken; recorded, not interpreted
+  Json recipe = Json::object();  // the name of what was asked for; each part has its own
   std::optional<CodedPart> coded;
   /// By their names, kRotationsName or kWithMeansName.
   std::map<std::string, RotationPart> rotations;

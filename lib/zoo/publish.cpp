@@ -38,13 +38,22 @@ std::string utc_now() {
   return text;
 }
 
+/// Why the set needs --force; empty: it does not.
+std::string why_forced(const Json& manifest) {
+  const bool unknown = manifest["calibration"]["tokens"] == 0 && !manifest.contains("origin");
+  if (unknown) return "the set does not say how many tokens it was fitted on";
+  const Json readers = readers_of(manifest);
+  return any_accepted(readers) ? "" : "verify has accepted the set for no reader: " + verdicts_text(readers);
+}
+
 void require_accepted(const SetManifest& manifest, const PublishOptions& options, Status& status) {
-  const Json readers = readers_of(manifest.document);
-  if (any_accepted(readers)) return;
-  const std::string what = "verify has accepted the set for no reader: " + verdicts_text(readers);
+  const std::string what = why_forced(manifest.document);
+  if (what.empty()) return;
   if (!options.force) {
-    throw DataError(what, options.set.string(),
-                    "run oscar verify on it with --model and text, or --dump, or pass --force (the index will say so)");
+    throw DataError(
+        what, options.set.string(),
+        "run oscar verify on it with --model and text, or --dump, and fit it again if that rejects it; or pass "
+        "--force (the index will say so)");
   }
   status.warning(what + "; published because of --force, and the index says so");
 }
@@ -162,7 +171,7 @@ struct Publication {
   }
 
   [[nodiscard]] ZooEntry entry(const std::string& signature) const {
-    ZooEntry made = make_entry(name, manifest, !any_accepted(readers_of(manifest.document)));
+    ZooEntry made = make_entry(name, manifest, !why_forced(manifest.document).empty());
     if (signature.empty()) return made;
     for (const PublicKey& key : check_signatures(manifest.text, signature, kSignatureName)) {
       made.signed_by.push_back(key.base64);

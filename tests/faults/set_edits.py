@@ -177,12 +177,14 @@ IN_CODED = {
     **{f"coded-{path}": member(f"parts.coded.{path}", value) for path, value in {
         "layers.1.key.bits": 1.0, "layers.1.value.row_bytes.0": 5, "layers.1.key.most_levels.0": 256, "layers.1.layer_id": 0,
         "layers.1.head_dim": 64, "layers.1.value_dim": 64, "layers.1.key.row_bytes": lambda sizes: [*sizes, 4], "layers": lambda layers: layers[:3],
-        "layers.3": lambda layer: {**layer, "layer_id": 5}, "codec.bits_taken": 1.0, "objectives": {},
+        "layers.3": lambda layer: {**layer, "layer_id": 5}, "codec.bits": 2.3, "objectives": {}, "layers.1.key.damage": 0.1,
         "codec.levels": []}.items()},
     **{f"coded-{path}": member(path, value) for path, value in {
         "model.num_key_value_heads": 7, "model.head_dim": 64, "model.num_layers": 2}.items()},
     "coded-order": manifest(lambda document: document["parts"]["coded"]["layers"].reverse()),
     "coded-file": listed("rotations.h5"),
+    "coded-lambda": lambda folder: edit.safetensors(folder / "coded.safetensors", lambda header: header.update(
+        {"layers.1.key.lambda": header["layers.1.key.sigma"]})),
     "coded-tensor": lambda folder: edit.safetensors(folder / "coded.safetensors", lambda header: header.pop("layers.1.key.mean")),
     "coded-readers": member("readers.sglang", "coded"),
 }

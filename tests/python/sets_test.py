@@ -159,7 +159,8 @@ class SetsTest(unittest.TestCase):
 
         twice = lambda manifest: manifest["parts"]["rotations"]["layers"].append(manifest["parts"]["rotations"]["layers"][0])  # noqa: E731
         for expected, change in (
-                ("schema is 'oscar.dump.v1', not \"oscar.set.v1\"", put("schema", "oscar.dump.v1")), ("no model", put("model", None)),
+                ("schema is 'oscar.dump.v1', not \"oscar.set.v1\"", put("schema", "oscar.dump.v1")), ("the model has no num_layers", put("model", None)),
+                ("the manifest says of the model {'", put("model", "head_dim", 64)), ("the manifest says of the model {'", put("model", "num_layers", 2)),
                 ("no readers", put("readers", [])), ("no parts", put("parts", {})), ("some that are not known", put("parts", "fast", {})),
                 ("has no part for sglang-v1, but for 'vllm', 'sgl\\x1bang'; fit it with --for sglang-v1",
                  put("readers", {"vllm": "coded", "sgl\x1bang": "rotations"})),
@@ -173,7 +174,7 @@ class SetsTest(unittest.TestCase):
                 ("scale_dtype is not known", of_part("codec", "scale_dtype", "int4")),
                 ("windows are no counts", put("windows", "sink", 1 << 40)), ("windows are no counts", put("windows", None)),
                 ("no layers", of_part("layers", [])), ("a layer_id comes twice", twice),
-                ("a layer_id is no count", of_part("layers", 0, "layer_id", "0")),
+                ("a layer_id is no count", of_part("layers", 0, "layer_id", [0])),
                 ("layers.0.key: no clip ratios", of_part("layers", 0, "key", None)),
                 ("layers.2.key: no clip ratios", lambda m: m["parts"]["rotations"]["layers"][2]["key"].pop("clip_ratio")),
                 ("layers.1.value: no clip ratios, or not between 0 and 1", of_part("layers", 1, "value", "clip_ratio", 1.5)),
@@ -310,6 +311,9 @@ class SetsTest(unittest.TestCase):
             for side in (layer.key, layer.value):
                 np.testing.assert_allclose(side.rotation[0].astype(np.float64) @ side.read_rotation[0].T, np.eye(128), atol=1e-4)
         self.assertEqual(str(part.to_torch().layers[0].key.levels.dtype), "torch.int32")
+        document = self.manifest()
+        self.write(document | {"model": document["model"] | {"num_key_value_heads": 7}})
+        self.assert_refused("the manifest says of the model {'", "vllm")
 
     def test_what_keys_before_rope_may_not_say(self):
         before = sample_set("coded", keys="before-rope", bits=1.25)
@@ -364,10 +368,10 @@ class SetsTest(unittest.TestCase):
                 ("matrices of 128 where the manifest says 64", (), lambda part: part["layers"][1].update(value_dim=64)),
                 ("tensors are missing", {name + "write": None}, same), ("no square matrices", {name + "write": key[name + "write"][:, :64]}, same),
                 ("formats of another shape", {name + "step": key[name + "step"][:, :64]}, same),
-                ("tensors are missing", {name + "levels": None}, same), ("tensors are missing", {name + "lambda": -key[name + "lambda"]}, same),
+                ("tensors are missing", {name + "levels": None}, same),
                 ("of other types", {name + "levels": levels.astype(np.float32)}, same), ("of other types", {name + "step": key[name + "step"].astype(float)}, same),
                 *(("a matrix has no inverse", {name + "write": np.float32(factor) * key[name + "write"]}, same) for factor in (0, 1e-40)),
-                ("damage is -1", (), says(damage=-1)), ("rows take", (), lambda part: part["codec"].update(bits_taken=1.0)),
+                *(("rows take", (), lambda part, said=said: part["codec"].update(bits=said)) for said in (1.0, 2.3, "2.25", None)),
                 *(("levels are no powers of two", {name + "levels": wrong}, same) for wrong in (
                     levels + 1, levels[:, ::-1].copy(), np.where(levels == levels.max(), 512, levels), np.concatenate([8 * levels[:, :1], levels[:, 1:]], 1))),
                 *(("steps or sigmas of stored channels", {name + what: factor * key[name + what]}, same)

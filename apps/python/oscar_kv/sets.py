@@ -30,6 +30,7 @@ _FILES = {"coded": "coded.safetensors", "with_means": "with_means/rotations.h5",
 _LISTED = re.compile(r"coded\.safetensors|(with_means/)?(rotations\.h5|serve\.env|k_mean\.pt|[kv]_rotation_\w+\.pt|[kv]_clip_per_(layer|head)\.json|"
                      r"layer_\d+\.pt)|.*(LICENSE|\.md|\.txt)", re.ASCII)
 _GRIDS, _SCALES = ("minmax", "lloyd-max"), ("float32", "float16", "bfloat16")
+_MODEL_COUNTS = "num_layers", "num_attention_heads", "num_key_value_heads", "head_dim"  # 0: not known
 _MOST_BYTES_OF_TEXT = 8 << 20  # kMaxDocumentBytes
 _AGAIN, _TRIAL_SECONDS = "fetch or fit the set again", 300
 _TRIAL = f"from {__name__} import _try_h5; _try_h5()"
@@ -270,7 +271,7 @@ def _part_for(manifest: dict[str, Any], reader: str, where: str) -> str:
     _refuse_if(
         where,
         (manifest.get("schema") != _SCHEMA, f"schema is {manifest.get('schema')!a}, not \"{_SCHEMA}\""),
-        (not isinstance(manifest.get("model"), dict), "no model"),
+        (not all(_is_count(member(manifest, "model", each)) for each in _MODEL_COUNTS), f"the model has no {', '.join(_MODEL_COUNTS)}"),
         (not all(_is_count(member(windows, each)) for each in ("sink", "recent")), "windows are no counts"),
         (not isinstance(readers, dict), "no readers"),
         (not isinstance(parts, dict) or not parts or not set(parts) <= set(_FILES), "no parts, or some that are not known"))
@@ -302,7 +303,7 @@ def _codec_and_layers(part: Any, is_coded: bool, where: str) -> tuple[Int2Codec 
         (not _is_count(group_size), "the codec's group_size is no count"),
         (scales not in _SCALES, "the codec's scale_dtype is not known"))))
     ids = [member(layer, "layer_id") for layer in layers]
-    _refuse_if(where, (not all(map(_is_count, ids)), "a layer_id is no count"), (len(set(ids)) < len(ids), "a layer_id comes twice"))
+    _refuse_if(where, (not all(map(_is_count, ids)), "a layer_id is no count"), (len(set(map(str, ids))) < len(ids), "a layer_id comes twice"))
     return None if is_coded else Int2Codec(name, group_size, scales), sorted(layers, key=lambda layer: layer["layer_id"])
 
 
@@ -326,11 +327,10 @@ def _check_formats(side: Side, described: Any, where: str) -> None:
         sizes = [_format_bytes(*of_head) for of_head in zip(*formats)]
     except ValueError as error:
         raise ValueError(f"{where}: {error}; {_AGAIN}") from error
-    bits, said, damage = 8 * sum(sizes) / side.levels.size, member(described, "bits"), member(described, "damage")
+    bits, said = 8 * sum(sizes) / side.levels.size, member(described, "bits")
     for name, found in (("row_bytes", sizes), ("most_levels", side.levels.max(1).tolist())):
         _refuse_if(where, (member(described, name) != found, f"{name} are {found}, and the manifest says {member(described, name)!a}"))
-    _refuse_if(where, (type(said) not in (int, float) or abs(said - bits) > 1e-6 * bits, f"bits are {bits}, and the manifest says {said!a}"),
-               (type(damage) not in (int, float) or damage < 0, f"damage is {damage!a}"))
+    _refuse_if(where, (type(said) not in (int, float) or abs(said - bits) > 1e-6 * bits, f"bits are {bits}, and the manifest says {said!a}"))
 
 
 def _error_of_inverse(write: np.ndarray, read: np.ndarray) -> float:
@@ -403,13 +403,13 @@ def _side(arrays: dict[str, np.ndarray], layer: dict[str, Any], name: str, codec
         return [arrays.pop(prefix + each, None) for each in names]
 
     if codec is None:
-        write, mean, *formats, variances = take("write", "mean", "levels", "step", "sigma", "lambda")
+        write, mean, *formats = take("write", "mean", "levels", "step", "sigma")
         if rotary is not None:
             pair, = take("pair")
             write = _of_pairs(write, pair, rotary, where)
-        clips, numbers = None, [write, *([mean] if name == "key" else []), *formats[1:], variances]
+        clips, numbers = None, [write, *([mean] if name == "key" else []), *formats[1:]]
         _refuse_if(where, (any(x is None or x.dtype != np.float32 for x in numbers) or formats[0] is None or formats[0].dtype != np.int32
-                           or (variances < 0).any() or (name == "value" and mean is not None), "tensors are missing, or of other types"))
+                           or (name == "value" and mean is not None), "tensors are missing, or of other types"))
     else:
         write, read, mean, clips = take("rotation", "q_rotation" if name == "key" else "o_rotation", "mean", "clip_ratio_per_head")
         take("eigenvalues", "covariance", "query_covariance")
@@ -464,11 +464,17 @@ def read_set(path: str | os.PathLike[str], reader: str = "transformers", allow_r
         rotary = _rotary_of(manifest["parts"][name], each, str(place)) if codec is None else None
         layers[each["layer_id"]] = Layer(each["layer_id"], _side(arrays, each, "key", codec, str(place), rotary),
                                          _side(arrays, each, "value", codec, str(place)))
+    count, _, heads, dim = (manifest["model"][each] for each in _MODEL_COUNTS)
+    for layer in layers.values():
+        for side, own in ((layer.key, dim), (layer.value, manifest["model"].get("value_dim") or dim)):
+            found = side.rotation.shape
+            _refuse_if(str(place), (0 < count <= layer.layer_id or own not in (0, found[2]) or heads not in (0, found[0]) and (codec is None or found[0] > 1),
+                                    f"layer {layer.layer_id} has matrices {found}, and the manifest says of the model {manifest['model']}"))
     if name == "coded":
         sides = [(each[side]["bits"], getattr(layers[each["layer_id"]], side).levels.size) for each in described for side in ("key", "value")]
         taken = float(np.average([bits for bits, _ in sides], weights=[size for _, size in sides]))
-        asked, said = (member(manifest["parts"], "coded", "codec", each) for each in ("bits", "bits_taken"))
-        _refuse_if(str(place), (not taken <= asked + 1e-6 or abs(said - taken) > 1e-5 * taken, f"rows take {taken} bits, and the manifest says {said}"))
+        said = member(manifest["parts"], "coded", "codec", "bits")
+        _refuse_if(str(place), (type(said) not in (int, float) or abs(said - taken) > 1e-5 * taken, f"rows take {taken} bits, and the manifest says {said!a}"))
     if arrays:
         raise ValueError(f"{place}: has {', '.join(sorted(arrays))!a}, of which the manifest does not know; {_AGAIN}")
     windows = manifest["windows"]

@@ -140,7 +140,7 @@ std::string bar(double bits) {
 }
 
 Json facts_of_coded(const Json& part) {
-  Json facts{{"bits", {{"taken", part["codec"]["bits_taken"]}, {"scope", part["codec"]["scope"]}}}};
+  Json facts{{"bits", {{"taken", part["codec"]["bits"]}, {"scope", part["codec"]["scope"]}}}};
   if (part.contains("rotary")) facts["keys"] = "before RoPE";
   for (const Json& layer : part["layers"]) {
     facts[fmt::format("layer {}", layer["layer_id"].get<int>())] =

@@ -30,7 +30,7 @@ const words = {
   inverse_pair_bf16: "sides undo each other in bfloat16", spectrum: "eigenvalues are sound", spectrum_rank: "spectra have full rank",
   stretch_metric: "stretches are what the data asks for", decomposition: "rotations diagonalise what they were fitted on",
   decomposition_on_data: "rotations fit the data at hand", composition: "composed as the objective says", derived_files: "all files say one thing",
-  budget: "rows take no more bits than asked", scales_on_data: "channels vary on the data at hand as the set says",
+  scales_on_data: "channels vary on the data at hand as the set says",
 };
 const inWords = (name) => (Object.hasOwn(words, name) ? words[name] : String(name).replaceAll("_", " "));
 
@@ -150,7 +150,7 @@ function frontier(part, figure, title, note) {
 function spectra(target, title) {
   for (const [part] of parts) {
     const layers = report.spectra.filter((s) => s.target === target && s.part === part);
-    lines(ofPart(part, title), "Eigenvalues over the largest, mean over heads; the flatter, the less a rotation or a plan of bits gains.", "direction", "share of the largest",
+    lines(ofPart(part, title), "Eigenvalues over the largest, mean over heads; the flatter, the less a rotation gains.", "direction", "share of the largest",
       layers.map((s, i) => {
         const shade = `hsl(${210 + (150 * i) / Math.max(layers.length - 1, 1)} 60% 45%)`;
         return {label: `layer ${s.layer}`, borderColor: shade, backgroundColor: shade, borderWidth: 1.3, pointRadius: 0,

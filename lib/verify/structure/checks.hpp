@@ -138,7 +138,7 @@ void take_covariances(const RotationSide& side, const std::string& fitted_sha256
 // What the coded cache is held to (coded_subject.cpp).
 
 /// Coordinates vary as the part says, and no other layer's matrix, nor the other side's, explains them better; of the
-/// rows that it was fitted to, coordinates have the covariances that it says: none, but where equal levels were mixed.
+/// rows that it was fitted to, coordinates have no covariances but where equal levels were mixed.
 void check_coded_on_data(const CodedPart& part, const std::vector<CodedMoments>& data, std::vector<Check>& checks);
 
 }  // namespace oscar::verify

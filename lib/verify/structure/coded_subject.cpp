@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The coded cache before the judge. Does it belong to the data at hand? Its file says how far each coordinate
-// varies on calibration rows (sigma), and of what variances coordinates of equal levels were mixed (lambda). Exchanged
-// layers, and keys and values that were swapped, show in the first on any text of the model.
+// The coded cache before the judge. Does it belong to the data at hand? Its file says how far each coordinate varies on
+// calibration rows (sigma). Exchanged layers, and keys and values that were swapped, show in that on any text of the
+// model. On the very rows of the fit, coordinates are uncorrelated, but for those of equal levels, which were mixed.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -114,41 +114,36 @@ void check_scales(const CodedPart& part, const CodedLayer& layer, const std::vec
   }
 }
 
-/// The covariance of stored coordinates that the set states, (d, d): of those that were mixed, H diag(lambda) H.
-Matrix stated_covariance(const CodedFormat& format, std::span<const double> lambda) {
-  const std::size_t dim = lambda.size();
-  Matrix stated(dim * dim);
+/// W of one head before coordinates of equal levels were mixed, (d, d): its columns are turned back by Hadamard
+/// matrices.
+Matrix unmixed(std::span<const double> write, const CodedFormat& format) {
+  const std::size_t dim = format.levels.size();
+  Matrix turn(dim * dim);
   for (std::size_t begin = 0, end = 0; begin < dim; begin = end) {
     while (end < dim && format.levels[end] == format.levels[begin]) ++end;
     for (std::size_t first = begin, n = 0; first < end; first += n) {
       n = format.levels[begin] > 1 ? std::bit_floor(end - first) : 1;  // channels without bits are not mixed
       for (std::size_t i = 0; i < n; ++i) {
         for (std::size_t j = 0; j < n; ++j) {
-          double sum = 0;
-          for (std::size_t k = 0; k < n; ++k) {
-            sum += std::popcount(k & (i ^ j)) % 2 == 0 ? lambda[first + k] : -lambda[first + k];
-          }
-          stated[(first + i) * dim + first + j] = sum / static_cast<double>(n);
+          turn[(first + i) * dim + first + j] =
+              std::sqrt(1.0 / static_cast<double>(n)) * (std::popcount(i & j) % 2 == 0 ? 1 : -1);
         }
       }
     }
   }
-  return stated;
+  return multiply(write, turn, dim);
 }
 
-/// |W^T B W - stated| / |lambda|, of the head where it is largest.
+/// What of W^T B W is not on its diagonal, over what is there, of the head where it is largest.
 double covariance_error(const CodedSide& side, const MatrixStack& covariance) {
   const auto dim = static_cast<std::size_t>(covariance.dim);
   double worst = 0;
   for (int head = 0; head < covariance.count; ++head) {
-    const auto lambda = std::span(side.lambda).subspan(static_cast<std::size_t>(head) * dim, dim);
-    const std::span<const double> write = side.transform.rotation[head];
+    const Matrix write = unmixed(side.transform.rotation[head], side.formats[static_cast<std::size_t>(head)]);
     const Matrix found = multiply_transposed(write, multiply(covariance[head], write, dim), dim);
-    const Matrix stated = stated_covariance(side.formats[static_cast<std::size_t>(head)], lambda);
-    double difference = 0, size = 0;
-    for (std::size_t i = 0; i < found.size(); ++i) difference += (found[i] - stated[i]) * (found[i] - stated[i]);
-    for (const double value : lambda) size += value * value;
-    worst = std::max(worst, std::sqrt(difference / size));
+    double beside = 0, diagonal = 0;
+    for (std::size_t i = 0; i < found.size(); ++i) (i % (dim + 1) == 0 ? diagonal : beside) += found[i] * found[i];
+    worst = std::max(worst, std::sqrt(beside / diagonal));
   }
   return worst;
 }
@@ -159,7 +154,7 @@ void check_covariances(const CodedLayer& layer, const CodedMoments& data, std::v
     if (covariance.data.empty() || !same_shape(layer.*target.side, covariance)) continue;
     checks.push_back(at_most(kSameTokensLimit, covariance_error(layer.*target.side, covariance),
                              "decomposition_on_data", layer.layer_id, target.name,
-                             "coordinates have other covariances than the set says"));
+                             "coordinates that were not mixed covary"));
   }
 }
 
@@ -212,8 +207,7 @@ struct CodedSubject final : Subject {
     std::vector<StoredSide> all;
     for (const CodedTarget& target : {kKey, kValue}) {
       for (const CodedLayer& layer : part.layers) {
-        const CodedSide& side = layer.*target.side;
-        all.push_back({layer.layer_id, target.name, side.transform, {side.lambda}});
+        all.push_back({layer.layer_id, target.name, (layer.*target.side).transform, {}});
       }
     }
     return all;
@@ -233,19 +227,11 @@ struct CodedSubject final : Subject {
           whole.plan.push_back(
               {layer.layer_id, target.name, static_cast<int>(head), channels_by_bits(side.formats[head])});
         }
-        std::vector<double> values = mean_spectrum(side.lambda, side.transform.rotation.dim);
-        if (!values.empty()) whole.spectra.push_back({name, layer.layer_id, target.name, std::move(values)});
       }
     }
   }
 
-  void check_own(std::vector<Check>& checks) const override {
-    for (const StoredSide& side : sides()) {
-      const bool sane = std::ranges::all_of(side.more.front(), [](double x) { return x >= 0; });
-      checks.push_back({"spectrum", side.layer_id, side.target, {}, {}, sane, sane ? "" : "a variance is negative"});
-    }
-    checks.push_back(at_most(part.bits + 1e-9, bits_of(part), "budget", {}, "", "rows take more bits than asked"));
-  }
+  void check_own(std::vector<Check>& /*checks*/) const override {}
 
   void check_model(const ModelConfig& config, std::vector<Check>& checks) const override {
     for (const CodedLayer& layer : part.layers) {

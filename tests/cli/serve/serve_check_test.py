@@ -164,6 +164,7 @@ class ServeCheckTest(unittest.TestCase):
 
     def test_says_what_is_wrong_with_a_server(self):
         cases = (({"change": lambda answer: b"<html>"}, 1, "not valid JSON"),
+                 ({"change": lambda answer: bytes(9 << 20)}, 1, "the answer has more than 8388608 bytes"),
                  ({"change": lambda answer: {"error": "x"}}, 1, 'has no "data"'),
                  ({"change": self.without_log_probabilities}, 1, "gives no log-probabilities"),
                  ({"token": lambda i: f"token_id:{i + 4096}"}, 1, "outside the vocabulary of 2048"),

@@ -142,8 +142,8 @@ class ReportTest(unittest.TestCase):
         self.assertEqual(console, [])
         self.assertLessEqual(found["width"], 375)
         # Without data there is nothing else to draw.
-        self.assertEqual((found["plots"], found["raw"]), (8, []))
-        self.assertEqual(found["labels"][:4], ["Bits of keys", "Bits of values", "coded", "rotations"])
+        self.assertEqual((found["plots"], found["raw"]), (6, []))
+        self.assertEqual(found["labels"][:4], ["Bits of keys", "Bits of values", "rotations", "with means"])
         self.assertEqual(found["readers"], [["llamacpp", "rotations"], ["sglang", "with means"], ["sglang-v1", "rotations"],
                                             ["transformers", "coded"], ["vllm", "coded"]])
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 import unittest
 
@@ -47,6 +48,15 @@ class PublishTest(ZooTest):
             self.assertIn("published because of --force", self.succeed(*publish, "--force").stderr)
             self.assertIs(self.index()["entries"][0]["forced"], True)
             shutil.rmtree(self.zoo)
+
+    def test_a_set_that_hides_how_much_it_was_fitted_on_needs_force(self):
+        make_set(self.folder / "set", 1)
+        path = self.folder / "set/manifest.json"
+        path.write_text(re.sub(r'"tokens": ?\d+', '"tokens": 0', path.read_text(), count=1))
+        publish = ("publish", "set", "--zoo", self.zoo, "--name", NAME)
+        self.fail_with(1, "does not say how many tokens", *publish)
+        self.succeed(*publish, "--force")
+        self.assertIs(self.index()["entries"][0]["forced"], True)
 
     def test_one_accepted_reader_is_enough(self):
         make_set(self.folder / "set", 1, "rejected")

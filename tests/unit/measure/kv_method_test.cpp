@@ -56,7 +56,6 @@ TEST_CASE("keys before RoPE: a chunk that is read at other positions has the cod
   side.transform.mean.assign(kDim, 0.5);
   side.rotary = plain_rotary(10000, kDim);
   side.formats = {{std::vector<int>(kDim, 16), std::vector<float>(kDim, 0.25F), std::vector<float>(kDim, 1)}};
-  side.lambda.assign(kDim, 1);
   CodedPart part;
   part.windows = {0, 1};
   part.layers = {{0, side, side}};

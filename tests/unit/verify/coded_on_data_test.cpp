@@ -114,7 +114,7 @@ TEST_CASE("matrices of no layer of the set do not belong to it") {
         "scales_on_data unknown (layer 2, value): too few tokens to tell: give at least 512\n");
 }
 
-TEST_CASE("of the rows that a set was fitted to, coordinates are uncorrelated, or mixed as the set says") {
+TEST_CASE("of the rows that a set was fitted to, coordinates are uncorrelated, or of equal levels and mixed") {
   Sample& sample = Sample::get();
   const CodedPart sound = *sample.fitted({.recipe = "coded", .bits = 3}).coded;
   const auto moments = moments_on(sample.calibration, sound, true);
@@ -128,7 +128,7 @@ TEST_CASE("of the rows that a set was fitted to, coordinates are uncorrelated, o
   CodedPart set = sound;
   turn_channels(set.layers[1].value, 0, next);  // they have different levels, and are not mixed
   CHECK(failures_of(checks_of(set, moments)) ==
-        "decomposition_on_data failed (layer 1, value): coordinates have other covariances than the set says\n");
+        "decomposition_on_data failed (layer 1, value): coordinates that were not mixed covary\n");
   // What a fit to a model has seen, tokens alone do not give again.
   set.recipe["context"] = 2048;
   CHECK(failures_of(checks_of(set, moments_on(sample.calibration, set, true))).empty());

@@ -72,6 +72,8 @@ const std::vector<Defect>& defects() {
        "model_identity failed: fitted on another model"},
       {"twelve tokens", [](RotationPart& s) { s.calibration.tokens = 12; },
        "calibration_tokens failed: 12 against 256: fitted on too few tokens"},
+      {"no tokens", [](RotationPart& s) { s.calibration.tokens = 0; },
+       "calibration_tokens failed: 0 against 256: the set does not say how many tokens it was fitted on"},
       {"fp8", [](RotationPart& s) { to_fp8(key(s).rotation, true, false); },
        "fp8_subnormals failed (layer 1, key): every entry is a number of fp8"},
       {"flushed fp8 subnormals", [](RotationPart& s) { to_fp8(key(s).rotation, false, true); },

@@ -62,7 +62,7 @@ TEST_CASE("all parts are judged in one run, each beside the same methods, and ea
   CHECK(v.report.limits[2].limit == *verify::int2_thresholds().max_kld);
   check_contains(summary_of(v.report), "sglang reads with_means: accepted\n");
   for (const Check& check : v.report.checks) CHECK_MESSAGE(check.ok != false, check.part, check.name, check.message);
-  for (const char* name : {"finite", "layer_coverage", "shape", "spectrum"}) {
+  for (const char* name : {"finite", "layer_coverage", "shape"}) {
     const auto of_coded = [&](const Check& check) { return check.name == name && check.part == kCodedName; };
     CHECK_MESSAGE(std::ranges::count_if(v.report.checks, of_coded) > 0, name);
   }
