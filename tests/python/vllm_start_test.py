@@ -76,14 +76,14 @@ class StartTest(unittest.TestCase):
     def config(self, **changes):
         given = {"backend": self.names.CUSTOM, "kinds": {}, "cache": "auto", "dtype": torch.bfloat16, "block": None,
                  "speculative": None, "transfer": None, "ranks": 1, "of_context": 1, "of_prompt": 1, "offloaded": None, "fast": False, "longest": 2048, "path": MODEL,
-                 "more": {}, "hybrid": False, "parts": 1, "unit": None, "microbatches": False} | changes
+                 "more": {}, "hybrid": False, "parts": 1, "microbatches": False} | changes
         space = types.SimpleNamespace
         hf_config = transformers.AutoConfig.from_pretrained(given["path"])
         model = space(hf_config=hf_config, dtype=given["dtype"], max_model_len=given["longest"], is_hybrid=given["hybrid"],
                       get_head_size=lambda: 128, get_total_num_kv_heads=lambda: 1)
         return space(model_config=model, additional_config=given["more"], speculative_config=given["speculative"], kv_transfer_config=given["transfer"],
                      attention_config=space(backend=given["backend"], backend_per_kind=given["kinds"]),
-                     cache_config=space(cache_dtype=given["cache"], prefix_match_unit=given["unit"], kv_offloading_size=given["offloaded"], kv_sharing_fast_prefill=given["fast"], block_size=given["block"] or 128,
+                     cache_config=space(cache_dtype=given["cache"], kv_offloading_size=given["offloaded"], kv_sharing_fast_prefill=given["fast"], block_size=given["block"] or 128,
                                         user_specified_block_size=given["block"] is not None),
                      parallel_config=space(tensor_parallel_size=given["ranks"], pipeline_parallel_size=given["parts"], use_ubatching=given["microbatches"], decode_context_parallel_size=given["of_context"],
                                            prefill_context_parallel_size=given["of_prompt"]))
@@ -143,8 +143,7 @@ class StartTest(unittest.TestCase):
                 ("leave --kv-transfer-config out", {"transfer": 1}), ("leave --kv-offloading-size out", {"offloaded": 2.0}),
                 ("leave --prefill-context-parallel-size out", {"of_prompt": 2}), ("leave --decode-context-parallel-size out", {"of_context": 2}),
                 ("leave --kv-sharing-fast-prefill out", {"fast": True}),
-                ("leave --enable-dbo and --ubatch-size out", {"microbatches": True}),
-                ("leave --pipeline-parallel-size out", {"hybrid": True, "parts": 2}), ("leave --prefix-match-unit out", {"hybrid": True, "unit": 16}),
+                ("leave --enable-dbo and --ubatch-size out", {"microbatches": True}), ("leave --pipeline-parallel-size out", {"hybrid": True, "parts": 2}),
                 ("additional_config is no dictionary", {"more": object()}), ("keep 320 tokens as they are, and a sequence has no more than 300", {"longest": 300}),
                 ("the set is for another model", {"path": self.other_model()})):
             with self.subTest(expected):

@@ -35,6 +35,7 @@ from .packed_layer import MOST_VALUES, PackedSlots, why_no_decode, why_no_kernel
 from .program import manifest_hash, set_path
 from .score_rule import ScoreRule
 from .sets import SetPart
+from .vllm_plugin import watch_scheduler
 from .vllm_start import LAYER, is_packed, served_set
 from .window_blocks import MOST_NEW, WindowBlocks
 
@@ -85,6 +86,7 @@ def share_blocks(vllm_config: Any, finish: Callable[[], None]) -> None:
     """Calls finish(), by which vLLM makes blocks of attention as large as the states of a hybrid's other layers, with the bytes that a
     token takes packed: in the layer that takes most, as all have blocks of one size. Windows and kernels keep pages of few tokens, into
     which vLLM cuts the blocks for us. Raises ValueError if another layer has another size of blocks."""
+    watch_scheduler(PackedMetadataBuilder.forget_copied)
     cache, page = vllm_config.cache_config, gcd(vllm_config.cache_config.block_size, _PAGE)
     room = max((_room_of(layer, page) for layer in packed_layers(vllm_config)), default=0)
     PackedBackend.page, PackedBackend.room = page, room
@@ -187,6 +189,14 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
     the same of a step share what one made."""
 
     _made: SharedStep | None = None
+    _pages: dict[WindowBlocks, int] = {}  # windows of hybrids' layers, and pages of a block
+
+    @classmethod
+    def forget_copied(cls, output: Any) -> None:
+        """A step, by vLLM's SchedulerOutput, before which it copies blocks for requests that share a part of one."""
+        blocks = [copy.dst_block_id for copy in getattr(output, "kv_cache_block_copies", None) or ()]
+        for windows, pages in cls._pages.items() if blocks else ():
+            windows.forget([block * pages + i for block in blocks for i in range(pages)])
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
@@ -200,10 +210,11 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
         self.by_kernels = all(layer.impl.packed.path == "kernels" for layer in own)
         known, scheduler = vllm_config.cache_config.num_gpu_blocks, vllm_config.scheduler_config
         blocks = known or scheduler.max_num_seqs  # None while vLLM measures what its graphs take
-        if PackedBackend.page:
-            blocks *= vllm_config.cache_config.block_size // PackedBackend.page
-        self.windows = WindowBlocks(blocks, kv_cache_spec.block_size, *packed_set().windows, scheduler.max_num_seqs,
+        pages = vllm_config.cache_config.block_size // PackedBackend.page if PackedBackend.page else 1
+        self.windows = WindowBlocks(blocks * pages, kv_cache_spec.block_size, *packed_set().windows, scheduler.max_num_seqs,
                                     scheduler.max_num_batched_tokens, device)
+        if PackedBackend.page and known:
+            self._pages[self.windows] = pages
         self.layers, self.most_tokens = own, scheduler.max_num_batched_tokens
         self.buffers = StepBuffers(scheduler.max_num_seqs, by_sequence=packed_set().codec is None)
         for layer in own:

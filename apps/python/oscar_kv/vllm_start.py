@@ -56,7 +56,6 @@ def _check_options(config: Any) -> None:
             (parallel.use_ubatching, "steps are cut into microbatches; leave --enable-dbo and --ubatch-size out"),
             (model.is_hybrid and parallel.pipeline_parallel_size > 1,
              "a part of a model with linear attention or Mamba does not know how large the blocks of others are; leave --pipeline-parallel-size out"),
-            (model.is_hybrid and cache.prefix_match_unit, "prefixes end within blocks, whose windows have no copies; leave --prefix-match-unit out"),
             (parallel.tensor_parallel_size > model.get_total_num_kv_heads(),
              "there are more tensor-parallel ranks than KV heads; use fewer ranks")):
         if is_wrong:
