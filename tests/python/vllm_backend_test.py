@@ -444,12 +444,12 @@ class BackendTest(unittest.TestCase):
 
         def finish():
             self.assertEqual(vllm_backend.PackedBackend.customize_spec(replace(SPEC, block_size=1)).page_size_bytes, room)
-            config.cache_config.block_size = 96
+            config.cache_config.block_size, found[NAME].spec = 96, replace(SPEC, block_size=96)
 
-        config.cache_config.block_size = 32
+        config.cache_config.block_size, config.cache_config.prefix_match_unit = 32, None
         vllm_backend.share_blocks(config, finish)
         spec = found[NAME].get_kv_cache_spec(config)
-        self.assertEqual((spec.state_content_bytes, vllm_backend.PackedBackend.customize_spec(spec)), (room, spec))
+        self.assertEqual((spec.page_size_bytes, vllm_backend.PackedBackend.customize_spec(spec)), (96 * room, spec))
         self.assertEqual((found[NAME].impl.block_size, vllm_backend.PackedBackend.get_supported_kernel_block_sizes()), (BLOCK, [BLOCK]))
         windows = vllm_backend.PackedMetadataBuilder(SPEC, list(found), config, torch.device(DEVICE)).windows
         table, begin = torch.arange(240, device=DEVICE, dtype=torch.int32)[None], torch.tensor([0], device=DEVICE)

@@ -10,7 +10,7 @@ vLLM asks each layer for the size of a token and of a block while a server start
 The interface is that of vLLM 0.32 (vllm/v1/attention/backend.py, backends/fa_utils.py, kv_cache_interface.py). On CUDA, requests of at most 8 new tokens are
 read by kernels, all at once, where these know the set (packed_layer.py); steps of such requests alone can be CUDA graphs. Others
 are read a request at a time, on any device, in pieces of bounded size (chunk_attention.py). Soft caps are not for the kernels; sinks are
-applied to outputs, whatever read them (score_rule.py). A layer without keys of its own reads what another has (Gemma 4). Non-goals, refused:
+applied to outputs, whatever read them (score_rule.py). Layers of linear attention or Mamba keep vLLM's states in blocks of the same size. A layer without keys of its own reads what another has (Gemma 4). Non-goals, refused:
 ALiBi, more ranks than KV heads.
 """
 import logging
@@ -83,9 +83,9 @@ def _room_of(layer: Any, block_size: int) -> int:
 
 
 def share_blocks(vllm_config: Any, finish: Callable[[], None]) -> None:
-    """Calls finish(), by which vLLM makes blocks of attention as large as the states of a hybrid's other layers, with the bytes that a
-    token takes packed: in the layer that takes most, as all have blocks of one size. Windows and kernels keep pages of few tokens, into
-    which vLLM cuts the blocks for us. Raises ValueError if another layer has another size of blocks."""
+    """Calls finish(), by which vLLM makes blocks of attention as large as the states of linear attention or Mamba. It asks what a token
+    takes: packed, in the layer that takes most, as all layers have blocks of one size. It cuts them into pages of few tokens for windows
+    and kernels. Raises ValueError if another layer has another size of blocks."""
     watch_scheduler(PackedMetadataBuilder.forget_copied)
     cache, page = vllm_config.cache_config, gcd(vllm_config.cache_config.block_size, _PAGE)
     room = max((_room_of(layer, page) for layer in packed_layers(vllm_config)), default=0)
@@ -94,11 +94,11 @@ def share_blocks(vllm_config: Any, finish: Callable[[], None]) -> None:
     taken = cache.block_size * room
     for name, layer in vllm_config.compilation_config.static_forward_context.items():
         spec = None if is_packed(layer) else getattr(layer, "get_kv_cache_spec", lambda config: None)(vllm_config)
-        if spec is not None and spec.page_size_bytes != taken:
+        if room and spec is not None and spec.page_size_bytes != taken:
             raise ValueError(f"the set {set_path()} cannot be served: blocks of {name} take {spec.page_size_bytes} bytes, and packed ones of "
                              f"{cache.block_size} tokens {taken}; unset OSCAR_KV_SET")
-    _say(f"oscar_kv: a block has {cache.block_size} tokens at {room} bytes in a packed layer, or a state of a layer of linear attention or Mamba, "
-         "and prefixes are found in whole blocks")
+    _say(f"oscar_kv: a block has {cache.block_size} tokens at {room} bytes in a packed layer, or a state of linear attention or Mamba; prefixes "
+         f"are found in parts of {cache.prefix_match_unit or cache.block_size} tokens")
 
 
 def _plan_windows(impl: Any, vllm_config: Any) -> None:
