@@ -10,8 +10,8 @@ vLLM asks each layer for the size of a token and of a block while a server start
 The interface is that of vLLM 0.32 (vllm/v1/attention/backend.py, backends/fa_utils.py, kv_cache_interface.py). On CUDA, requests of at most 8 new tokens are
 read by kernels, all at once, where these know the set (packed_layer.py); steps of such requests alone can be CUDA graphs. Others
 are read a request at a time, on any device, in pieces of bounded size (chunk_attention.py). Soft caps are not for the kernels; sinks are
-applied to outputs, whatever read them (score_rule.py). Layers of linear attention or Mamba keep vLLM's states in blocks of the same size. A layer without keys of its own reads what another has (Gemma 4). Non-goals, refused:
-ALiBi, more ranks than KV heads.
+applied to outputs, whatever read them (score_rule.py). A layer without keys of its own reads what another has (Gemma 4). In a hybrid, layers
+of linear attention or Mamba keep vLLM's states, in blocks as large as those of tokens. Non-goals, refused: ALiBi, more ranks than KV heads.
 """
 import logging
 from collections.abc import Callable

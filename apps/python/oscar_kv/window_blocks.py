@@ -6,8 +6,8 @@ A request reads its first `sink` tokens and its last `recent` ones as they were 
 so requests that share a prefix share its copies, a request that is preempted or moved finds its own again, and a block that is given to
 another request is simply written anew. There are as many entries, of one block each, as all requests at once can read; the one that
 was longest not read makes room. A block that comes back without a copy, by a prefix cache whose copy has made room, is restored from
-its packed rows, as is one whose rows were copied from another block. Needs torch only. In a step of the same requests as the one before it runs on the device, with shapes that depend on no
-data; in others it waits for the device.
+its packed rows, as is one whose rows were copied from another block. Needs torch only. In a step of the same requests as the one before it
+runs on the device, with shapes that depend on no data; in others it waits for the device.
 """
 from dataclasses import dataclass
 from typing import NamedTuple
