@@ -433,6 +433,35 @@ class BackendTest(unittest.TestCase):
         sliding = vllm_fakes.FakeAttention("model.layers.4.self_attn.attn", vllm_fakes.FakeImpl, SPEC)
         self.assertEqual(spec_of(layers(**{sliding.layer_name: sliding})).block_size, (4 if DEVICE == "cuda" else 5) * BLOCK)
 
+    def test_blocks_of_a_hybrid(self):
+        """What a token takes is known when vLLM makes blocks as large as states; it cuts them into pages, each of which windows know."""
+        self.serve(coded_set(sink=16))
+        self.enterContext(mock.patch.multiple(vllm_backend.PackedBackend, page=0, room=0))
+        watched = self.enterContext(mock.patch.object(vllm_backend, "watch_scheduler"))
+        state = types.SimpleNamespace(get_kv_cache_spec=lambda config: types.SimpleNamespace(page_size_bytes=96 * room + others))
+        found, (room, others) = layers(**{"model.layers.2.linear_attn": state}), (spec_of(layers()).state_content_bytes, 0)
+        config = vllm_fakes.config_of(found, 40, 4, 64)
+
+        def finish():
+            self.assertEqual(vllm_backend.PackedBackend.customize_spec(replace(SPEC, block_size=1)).page_size_bytes, room)
+            config.cache_config.block_size, found[NAME].spec = 96, replace(SPEC, block_size=96)
+
+        config.cache_config.block_size, config.cache_config.prefix_match_unit = 32, None
+        vllm_backend.share_blocks(config, finish)
+        spec = found[NAME].get_kv_cache_spec(config)
+        self.assertEqual((spec.page_size_bytes, vllm_backend.PackedBackend.customize_spec(spec)), (96 * room, spec))
+        self.assertEqual((found[NAME].impl.block_size, vllm_backend.PackedBackend.get_supported_kernel_block_sizes()), (BLOCK, [BLOCK]))
+        windows = vllm_backend.PackedMetadataBuilder(SPEC, list(found), config, torch.device(DEVICE)).windows
+        table, begin = torch.arange(240, device=DEVICE, dtype=torch.int32)[None], torch.tensor([0], device=DEVICE)
+        windows.begin(table, begin, begin + 96, torch.arange(96, device=DEVICE))
+        last = torch.tensor([95], device=DEVICE)
+        self.assertGreater(int(windows.copies(last)), 0)
+        watched.call_args[0][0](types.SimpleNamespace(kv_cache_block_copies=[types.SimpleNamespace(dst_block_id=0)]))
+        self.assertEqual(int(windows.copies(last)), -1)
+        config.cache_config.block_size, others = 32, 1
+        with self.assertRaisesRegex(ValueError, f"cannot be served: blocks of model.layers.2.linear_attn take {96 * room + 1} bytes, and packed"):
+            vllm_backend.share_blocks(config, finish)
+
     def test_each_layer_is_prepared_for_blocks_of_its_own_size(self):
         """Layers of a coded set may have other blocks than the one whose builder comes first."""
         self.by_kernels()

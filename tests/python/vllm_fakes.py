@@ -84,7 +84,7 @@ def install(device):
     module("vllm.config", get_current_vllm_config=lambda: types.SimpleNamespace(model_config=model))
     module("vllm.v1.attention.backend", AttentionBackend=type("AttentionBackend", (), {}), AttentionImpl=FakeImpl,
            AttentionCGSupport=enum.Enum("AttentionCGSupport", ["NEVER", "UNIFORM_SINGLE_TOKEN_DECODE", "UNIFORM_BATCH"], start=0),
-           AttentionMetadata=type("AttentionMetadata", (), {}), AttentionMetadataBuilder=FakeMetadataBuilder,
+           AttentionMetadata=type("AttentionMetadata", (), {}), AttentionMetadataBuilder=FakeMetadataBuilder, MultipleOf=lambda base: base,
            max_decode_query_len=lambda config: 1 + config.speculative_config.num_speculative_tokens)
     module("vllm.model_executor.layers.attention", Attention=FakeAttention)
     module("vllm.platforms", current_platform=types.SimpleNamespace(device_type=device))

@@ -89,7 +89,7 @@ class FeaturesTest(ServedModel):
         return self.folder / "set"
 
     def hybrid(self, name, change=lambda attention: None, **others):
-        """Random weights; layers with sliding windows among those that read the whole text. change: of each layer's attention."""
+        """Random weights; layers of another kind among those that read the whole text. change: of each layer's attention."""
         import torch
         import transformers
 
@@ -99,7 +99,8 @@ class FeaturesTest(ServedModel):
             vocab_size=2048, hidden_size=192, intermediate_size=512, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=2048,
             sliding_window=128, initializer_range=0.08, bos_token_id=0, eos_token_id=0, pad_token_id=0, **others))
         for layer in model.model.layers:
-            change(layer.self_attn)
+            if hasattr(layer, "self_attn"):
+                change(layer.self_attn)
         model.bfloat16().save_pretrained(self.folder / "hybrid")
         shutil.copy(MODEL / "tokenizer.json", self.folder / "hybrid")
         return self.folder / "hybrid"
@@ -117,7 +118,7 @@ class FeaturesTest(ServedModel):
         self.assertLess(found, 0.06)
         self.assertLess(found, self.difference(prompts, answers, None))
         self.assertLess(self.difference(prompts, self.complete_all(prompts), path), 0.06)  # of prefixes that are there
-        self.assertGreater(self.metric("vllm:prefix_cache_hits_total"), 800)
+        self.assertGreater(self.metric("vllm:prefix_cache_hits_total"), 600)
 
     def test_layers_with_sliding_windows(self):
         """Two of six read the whole text, as in Gemma 3."""
@@ -140,6 +141,23 @@ class FeaturesTest(ServedModel):
         self.check_hybrid(self.hybrid("Gemma4", lambda attention: attention.q_norm.weight.data.fill_(0.2), num_hidden_layers=8, head_dim=64,
                                       global_head_dim=64, num_kv_shared_layers=4, hidden_size_per_layer_input=16,
                                       vocab_size_per_layer_input=2048, layer_types=["sliding_attention", "full_attention"] * 4))
+
+    def check_linear_attention(self, name, recipe, **others):
+        """Blocks of packed tokens are as large as a state, as are vLLM's of 256 tokens, which pads states by 91 %."""
+        sizes = {f"linear_{kind}": size for kind, size in (("num_key_heads", 2), ("num_value_heads", 4), ("key_head_dim", 64), ("value_head_dim", 64))}
+        # Outputs of attention are doubled, which gates halve.
+        self.check_hybrid(self.hybrid(name, lambda attention: attention.o_proj.weight.data.mul_(2), num_hidden_layers=4, head_dim=64,
+                                      layer_types=["linear_attention", "full_attention"] * 2, **sizes, **others), recipe)
+        self.assertGreater(int(re.search(r"a block has (\d+) tokens", self.said())[1]), 640)
+        self.assertGreater(self.cache_tokens(), 2_500_000)  # 838,860 in bfloat16
+        self.assertIn("blocks of 16 tokens; decode steps", self.said())
+
+    def test_qwen3_next(self):
+        self.check_linear_attention("Qwen3Next", "coded", num_experts=2, num_experts_per_tok=2, moe_intermediate_size=64,
+                                    shared_expert_intermediate_size=64)
+
+    def test_qwen3_5(self):
+        self.check_linear_attention("Qwen3_5", "oscar")
 
     def check_two_ranks(self, path):
         self.served("--tensor-parallel-size", "2", model=LARGER, OSCAR_KV_SET=str(path))

@@ -146,7 +146,7 @@ class ServedModel(unittest.TestCase):
         change(model)
         part = path and oscar_kv.read_set(path)
         for prompt, (tokens, _) in zip(prompts, answers):
-            cache = oscar_kv.PackedCache(part, model.config) if path else transformers.DynamicCache()
+            cache = oscar_kv.PackedCache(part, model.config) if path else transformers.DynamicCache(config=model.config)
             with torch.no_grad():
                 rows = [model(torch.tensor([ids]), past_key_values=cache, logits_to_keep=1).logits[0]
                         for ids in (prompt, *([token] for token in tokens[:-1]))]

@@ -76,7 +76,7 @@ class StartTest(unittest.TestCase):
     def config(self, **changes):
         given = {"backend": self.names.CUSTOM, "kinds": {}, "cache": "auto", "dtype": torch.bfloat16, "block": None,
                  "speculative": None, "transfer": None, "ranks": 1, "of_context": 1, "of_prompt": 1, "offloaded": None, "fast": False, "longest": 2048, "path": MODEL,
-                 "more": {}, "hybrid": False, "microbatches": False} | changes
+                 "more": {}, "hybrid": False, "parts": 1, "microbatches": False} | changes
         space = types.SimpleNamespace
         hf_config = transformers.AutoConfig.from_pretrained(given["path"])
         model = space(hf_config=hf_config, dtype=given["dtype"], max_model_len=given["longest"], is_hybrid=given["hybrid"],
@@ -85,7 +85,7 @@ class StartTest(unittest.TestCase):
                      attention_config=space(backend=given["backend"], backend_per_kind=given["kinds"]),
                      cache_config=space(cache_dtype=given["cache"], kv_offloading_size=given["offloaded"], kv_sharing_fast_prefill=given["fast"], block_size=given["block"] or 128,
                                         user_specified_block_size=given["block"] is not None),
-                     parallel_config=space(tensor_parallel_size=given["ranks"], use_ubatching=given["microbatches"], decode_context_parallel_size=given["of_context"],
+                     parallel_config=space(tensor_parallel_size=given["ranks"], pipeline_parallel_size=given["parts"], use_ubatching=given["microbatches"], decode_context_parallel_size=given["of_context"],
                                            prefill_context_parallel_size=given["of_prompt"]))
 
     def configure(self, **changes):
@@ -143,12 +143,12 @@ class StartTest(unittest.TestCase):
                 ("leave --kv-transfer-config out", {"transfer": 1}), ("leave --kv-offloading-size out", {"offloaded": 2.0}),
                 ("leave --prefill-context-parallel-size out", {"of_prompt": 2}), ("leave --decode-context-parallel-size out", {"of_context": 2}),
                 ("leave --kv-sharing-fast-prefill out", {"fast": True}),
-                ("leave --enable-dbo and --ubatch-size out", {"microbatches": True}), ("the model has layers of linear attention or Mamba", {"hybrid": True}),
+                ("leave --enable-dbo and --ubatch-size out", {"microbatches": True}), ("leave --pipeline-parallel-size out", {"hybrid": True, "parts": 2}),
                 ("additional_config is no dictionary", {"more": object()}), ("keep 320 tokens as they are, and a sequence has no more than 300", {"longest": 300}),
                 ("the set is for another model", {"path": self.other_model()})):
             with self.subTest(expected):
                 self.assertIn(expected, self.configure(**changes))
-        self.assertEqual(self.configure(backend=None, speculative=types.SimpleNamespace(method="ngram")), "served")
+        self.assertEqual(self.configure(backend=None, speculative=types.SimpleNamespace(method="ngram"), hybrid=True), "served")
 
     def test_a_rejected_set_ends_the_start(self):
         folder = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="oscar-start-"))) / "set"
@@ -175,7 +175,7 @@ class StartTest(unittest.TestCase):
         for name, path in backends.items():
             module, _, kind = path.rpartition(".")
             layers[name] = types.SimpleNamespace(impl=0, attn_backend=type(kind, (), {"__module__": module}))
-        config = types.SimpleNamespace(compilation_config=types.SimpleNamespace(static_forward_context=layers))
+        config = types.SimpleNamespace(model_config=types.SimpleNamespace(is_hybrid=False), compilation_config=types.SimpleNamespace(static_forward_context=layers))
         self.platform.update_block_size_for_backend(config)
         self.assertTrue(config.finished)
 

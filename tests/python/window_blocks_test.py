@@ -40,7 +40,15 @@ class Server:
             shared = self.random.randint(0, former[1] // self.block)
             table, seen = former[0][:shared], shared * self.block
             self.free = [block for block in self.free if block not in table]
+            if self.free and seen < former[1] and self.random.random() < 0.3:  # and a part of the next, whose rows are copied
+                own, seen = self.free.pop(), min(self.random.randint(seen, former[1]), seen + self.block - 1)
+                self.of_block(own).copy_(self.of_block(former[0][shared]).clone())
+                self.windows.forget([own])
+                table, self.ended = [*table, own], [each for each in self.ended if own not in each[0]]
         self.running.append([table, seen])
+
+    def of_block(self, block):
+        return self.cache[block * self.block:][:self.block]
 
     def step(self):
         if len(self.running) < self.requests and self.random.random() < 0.5:

@@ -10,12 +10,14 @@ vLLM asks each layer for the size of a token and of a block while a server start
 The interface is that of vLLM 0.32 (vllm/v1/attention/backend.py, backends/fa_utils.py, kv_cache_interface.py). On CUDA, requests of at most 8 new tokens are
 read by kernels, all at once, where these know the set (packed_layer.py); steps of such requests alone can be CUDA graphs. Others
 are read a request at a time, on any device, in pieces of bounded size (chunk_attention.py). Soft caps are not for the kernels; sinks are
-applied to outputs, whatever read them (score_rule.py). A layer without keys of its own reads what another has (Gemma 4). Non-goals, refused:
-ALiBi, more ranks than KV heads.
+applied to outputs, whatever read them (score_rule.py). A layer without keys of its own reads what another has (Gemma 4). In a hybrid, layers
+of linear attention or Mamba keep vLLM's states, in blocks as large as those of tokens. Non-goals, refused: ALiBi, more ranks than KV heads.
 """
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
+from math import gcd
 from typing import Any
 
 import torch
@@ -24,7 +26,7 @@ from vllm.config import get_current_vllm_config
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 from vllm.model_executor.layers.attention import Attention as AttentionLayer
 from vllm.platforms import current_platform
-from vllm.v1.attention.backend import AttentionBackend, AttentionCGSupport, AttentionImpl, AttentionMetadataBuilder, max_decode_query_len
+from vllm.v1.attention.backend import AttentionBackend, AttentionCGSupport, AttentionImpl, AttentionMetadataBuilder, MultipleOf, max_decode_query_len
 
 from . import packed_layer
 from .chunk_attention import Attention, attend, attention, rehearse
@@ -33,11 +35,13 @@ from .packed_layer import MOST_VALUES, PackedSlots, why_no_decode, why_no_kernel
 from .program import manifest_hash, set_path
 from .score_rule import ScoreRule
 from .sets import SetPart
+from .vllm_plugin import watch_scheduler
 from .vllm_start import LAYER, is_packed, served_set
 from .window_blocks import MOST_NEW, WindowBlocks
 
 ON_CPU = False  # tests: decode steps by the operators on the CPU, too
 _PAGES = (4, 8, 16, 32, 64, 128, 256)  # tokens that the kernels' pages may have
+_PAGE = 16  # tokens of a page of a hybrid's blocks
 # Each line once, below vLLM's own logger, so that it is seen where vLLM's lines are.
 _say = cache(logging.getLogger("vllm.oscar_kv").warning)
 
@@ -71,10 +75,30 @@ def _slots_of(layer_name: str, shape: tuple[int, int, int], block_size: int, dev
     return slots
 
 
-def _room_of(*layer: Any) -> int:
-    """Bytes of a token on the rank whose heads take most, as vLLM gives all ranks caches of one shape. layer: as _slots_of() takes it."""
+def _room_of(layer: Any, block_size: int) -> int:
+    """Bytes of a layer's token on the rank whose heads take most, as vLLM gives all ranks caches of one shape."""
     ranks = (None,) if packed_set().codec else range(get_tensor_model_parallel_world_size())  # INT2 heads take equally much
-    return max(_slots_of(*layer, rank).bytes for rank in ranks)
+    device = torch.device(current_platform.device_type)
+    return max(_slots_of(layer.layer_name, layer.impl.shape, block_size, device, layer.impl.dtype, rank).bytes for rank in ranks)
+
+
+def share_blocks(vllm_config: Any, finish: Callable[[], None]) -> None:
+    """Calls finish(), by which vLLM makes blocks of attention as large as the states of linear attention or Mamba. It asks what a token
+    takes: packed, in the layer that takes most, as all layers have blocks of one size. It cuts them into pages of few tokens for windows
+    and kernels. Raises ValueError if another layer has another size of blocks."""
+    watch_scheduler(PackedMetadataBuilder.forget_copied)
+    cache, page = vllm_config.cache_config, gcd(vllm_config.cache_config.block_size, _PAGE)
+    room = max((_room_of(layer, page) for layer in packed_layers(vllm_config)), default=0)
+    PackedBackend.page, PackedBackend.room = page, room
+    finish()
+    taken = cache.block_size * room
+    for name, layer in vllm_config.compilation_config.static_forward_context.items():
+        spec = None if is_packed(layer) else getattr(layer, "get_kv_cache_spec", lambda config: None)(vllm_config)
+        if room and spec is not None and spec.page_size_bytes != taken:
+            raise ValueError(f"the set {set_path()} cannot be served: blocks of {name} take {spec.page_size_bytes} bytes, and packed ones of "
+                             f"{cache.block_size} tokens {taken}; unset OSCAR_KV_SET")
+    _say(f"oscar_kv: a block has {cache.block_size} tokens at {room} bytes in a packed layer, or a state of linear attention or Mamba; prefixes "
+         f"are found in parts of {cache.prefix_match_unit or cache.block_size} tokens")
 
 
 def _plan_windows(impl: Any, vllm_config: Any) -> None:
@@ -91,6 +115,10 @@ def _plan_windows(impl: Any, vllm_config: Any) -> None:
                          f"the cache, and the GPU has {free / 2**30:.1f} GiB free; give --max-num-seqs {max(1, int(requests * free / taken / 4))}")
 
 
+def packed_spec(spec: Any, room: int) -> Any:
+    return replace(spec, dtype=torch.uint8, num_head_slots=1, state_content_bytes=room)
+
+
 def pack_specs() -> None:
     """Lets each layer that is ours ask vLLM for the bytes that its tokens take packed: vLLM asks a backend for the size of its
     cache (customize_spec) without telling the layer, and layers of a coded cache have different sizes."""
@@ -102,10 +130,9 @@ def pack_specs() -> None:
             return spec
 
         def packed_in(block_size: int) -> Any:
-            self.impl.block_size, self.impl.room = block_size, _room_of(
-                self.layer_name, (self.impl.num_heads, spec.num_kv_heads, spec.head_size), block_size,
-                torch.device(current_platform.device_type), spec.dtype)
-            return replace(spec, block_size=block_size, dtype=torch.uint8, num_head_slots=1, state_content_bytes=self.impl.room)
+            self.impl.block_size = PackedBackend.page or block_size
+            self.impl.room = PackedBackend.room or _room_of(self, block_size)
+            return packed_spec(replace(spec, block_size=block_size), self.impl.room)
 
         packed = packed_in(spec.block_size)
         page = max((of_layer(layer, vllm_config).page_size_bytes for layer in
@@ -162,6 +189,14 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
     the same of a step share what one made."""
 
     _made: SharedStep | None = None
+    _pages: dict[WindowBlocks, int] = {}  # windows of hybrids' layers, and pages of a block
+
+    @classmethod
+    def forget_copied(cls, output: Any) -> None:
+        """A step, by vLLM's SchedulerOutput, before which it copies blocks for requests that share a part of one."""
+        blocks = [copy.dst_block_id for copy in getattr(output, "kv_cache_block_copies", None) or ()]
+        for windows, pages in cls._pages.items() if blocks else ():
+            windows.forget([block * pages + i for block in blocks for i in range(pages)])
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
@@ -175,8 +210,11 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
         self.by_kernels = all(layer.impl.packed.path == "kernels" for layer in own)
         known, scheduler = vllm_config.cache_config.num_gpu_blocks, vllm_config.scheduler_config
         blocks = known or scheduler.max_num_seqs  # None while vLLM measures what its graphs take
-        self.windows = WindowBlocks(blocks, kv_cache_spec.block_size, *packed_set().windows, scheduler.max_num_seqs,
+        pages = vllm_config.cache_config.block_size // PackedBackend.page if PackedBackend.page else 1
+        self.windows = WindowBlocks(blocks * pages, kv_cache_spec.block_size, *packed_set().windows, scheduler.max_num_seqs,
                                     scheduler.max_num_batched_tokens, device)
+        if PackedBackend.page and known:
+            self._pages[self.windows] = pages
         self.layers, self.most_tokens = own, scheduler.max_num_batched_tokens
         self.buffers = StepBuffers(scheduler.max_num_seqs, by_sequence=packed_set().codec is None)
         for layer in own:
@@ -274,6 +312,7 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
             raise NotImplementedError(f"oscar's attention backend does not know this model's {', '.join(names)}; unset OSCAR_KV_SET")
         self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
         self.num_kv_heads, self.kv_cache_dtype = num_kv_heads or num_heads, kv_cache_dtype
+        self.shape = num_heads, self.num_kv_heads, head_size
         self.rule = ScoreRule(logits_soft_cap or 0.0, sinks)
         self.dtype, self._attention = get_current_vllm_config().model_config.dtype, prompt_attention(head_size, self.rule.soft_cap)
         self.packed: PackedSlots | None = None
@@ -286,8 +325,7 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
     def prepare(self, layer: Any, block_size: int, device: torch.device) -> PackedSlots:
         """Finds and checks the layer's matrices, while the server starts. block_size: counts if vLLM has not asked for the layer's own."""
         if self.packed is None:
-            shape = self.num_heads, self.num_kv_heads, self.head_size
-            self.packed = _slots_of(layer.layer_name, shape, self.block_size or block_size, device, self.dtype)
+            self.packed = _slots_of(layer.layer_name, self.shape, self.block_size or block_size, device, self.dtype)
             self.rule.check(self.packed.sides[0])
             if self.rule.soft_cap and self.packed.path == "kernels":
                 self.packed.path = "torch: soft caps"
@@ -371,6 +409,15 @@ class PackedBackend(AttentionBackend):
     accept_output_buffer = True
     supported_dtypes = [torch.bfloat16]
     supported_kv_cache_dtypes = ["auto", "bfloat16"]
+    page, room = 0, 0  # of a hybrid: tokens of a page, bytes of a token in every layer
+
+    @classmethod
+    def customize_spec(cls, spec: Any) -> Any:
+        return packed_spec(spec, cls.room) if cls.room else spec
+
+    @classmethod
+    def get_supported_kernel_block_sizes(cls, kv_cache_spec: Any = None) -> list[Any]:
+        return [cls.page] if cls.page else [MultipleOf(1)]
 
     @staticmethod
     def get_name() -> str:

@@ -111,8 +111,8 @@ def builder_of(backend: Any, steps: Steps, guard: _Guard) -> type:
     return ObservedBuilder
 
 
-def watch_scheduler(steps: Steps, guard: _Guard) -> None:
-    """Tells `steps` of every step that a worker of this process is given. A second call changes nothing."""
+def watch_scheduler(begin: Callable[[Any], None]) -> None:
+    """Calls begin(SchedulerOutput) before every step that a worker of this process is given. A second call changes nothing."""
     from vllm.v1.worker.worker_base import WorkerWrapperBase
 
     if "oscar_watches" in vars(WorkerWrapperBase):
@@ -120,7 +120,7 @@ def watch_scheduler(steps: Steps, guard: _Guard) -> None:
     execute = WorkerWrapperBase.execute_model
 
     def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        guard(lambda: steps.begin(scheduler_output))
+        begin(scheduler_output)
         return execute(self, scheduler_output, *args, **kwargs)
 
     WorkerWrapperBase.execute_model = execute_model
@@ -163,7 +163,7 @@ def _tap() -> ServerTap:
     model = get_current_vllm_config().model_config.model  # known while layers are made
     tap = ServerTap(lambda: Place(model, get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()),
                     lambda: _steps().from_cache)
-    watch_scheduler(_steps(), tap.guard)
+    watch_scheduler(lambda output: tap.guard(lambda: _steps().begin(output)))
     return tap
 
 

@@ -54,7 +54,8 @@ def _check_options(config: Any) -> None:
             (parallel.decode_context_parallel_size > 1, "contexts are dealt to ranks; leave --decode-context-parallel-size out"),
             (getattr(cache, "kv_sharing_fast_prefill", False), "prompts skip layers; leave --kv-sharing-fast-prefill out"),
             (parallel.use_ubatching, "steps are cut into microbatches; leave --enable-dbo and --ubatch-size out"),
-            (model.is_hybrid, "the model has layers of linear attention or Mamba, whose pages decide how large all others are; unset OSCAR_KV_SET"),
+            (model.is_hybrid and parallel.pipeline_parallel_size > 1,
+             "a part of a model with linear attention or Mamba does not know how large the blocks of others are; leave --pipeline-parallel-size out"),
             (parallel.tensor_parallel_size > model.get_total_num_kv_heads(),
              "there are more tensor-parallel ranks than KV heads; use fewer ranks")):
         if is_wrong:
@@ -163,7 +164,12 @@ def watch(platform: Any, observed: dict[str, str]) -> None:
                 _part_compiled_graphs(vllm_config)
 
     def update_block_size_for_backend(cls: type, vllm_config: Any) -> None:
-        finish(vllm_config)
+        if set_path() is not None and vllm_config.model_config.is_hybrid:
+            from .vllm_backend import share_blocks
+
+            share_blocks(vllm_config, lambda: finish(vllm_config))
+        else:
+            finish(vllm_config)
         if set_path() is not None:
             _require_all_covered(vllm_config.compilation_config.static_forward_context)
 

@@ -6,8 +6,8 @@ A request reads its first `sink` tokens and its last `recent` ones as they were 
 so requests that share a prefix share its copies, a request that is preempted or moved finds its own again, and a block that is given to
 another request is simply written anew. There are as many entries, of one block each, as all requests at once can read; the one that
 was longest not read makes room. A block that comes back without a copy, by a prefix cache whose copy has made room, is restored from
-its packed rows. Needs torch only. In a step of the same requests as the one before it runs on the device, with shapes that depend on no
-data; in others it waits for the device.
+its packed rows, as is one whose rows were copied from another block. Needs torch only. In a step of the same requests as the one before it
+runs on the device, with shapes that depend on no data; in others it waits for the device.
 """
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -66,6 +66,12 @@ class WindowBlocks:
         is for the block that steps without requests name."""
         of_request, window = -(-sink // block_size) + (recent - 1) // block_size + 3, -(-recent // block_size)
         return 1 + requests * of_request + min(-(-tokens // block_size), requests * window)
+
+    def forget(self, blocks: list[int]) -> None:
+        """Lets blocks have no copies: their packed rows came from other blocks, and not from a step."""
+        at = torch.tensor(blocks, dtype=torch.long, device=self._entry_of.device)
+        self._block_of[self._entry_of[at]] = -1  # of those without a copy the last element, which says so anyway
+        self._entry_of[at] = -1
 
     def places(self, table: Tensor, first: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The tokens [first, first + count) of each request (each int64 (requests)), whose blocks `table` (requests, any) lists:
