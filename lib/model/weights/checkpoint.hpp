@@ -54,8 +54,6 @@ class Checkpoint : public WeightStore {
 
   /// Returns the names of all weights.
   [[nodiscard]] virtual std::vector<std::string> names() const = 0;
-  /// Whether matrices have biases where there are some, whatever the configuration says.
-  [[nodiscard]] virtual bool tells_biases() const { return false; }
 
   /// Returns what users should know of how the files were read.
   [[nodiscard]] const std::vector<std::string>& notices() const { return notices_; }

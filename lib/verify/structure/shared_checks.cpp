@@ -31,17 +31,18 @@ void check_config(const ModelIdentity& fitted, const ModelIdentity& measured, st
   const bool same = fitted.config_sha256 == measured.config_sha256;
   checks.push_back({.name = "model_identity",
                     .ok = same,
-                    .message = same ? "" : "fitted on another model (" + fitted.id + "): config.json differs"});
+                    .message = same ? "" : "fitted on another model (" + fitted.id + "), whose architecture differs"});
   const auto differ = [&](auto number) {  // where both tell it
-    return fitted.*number > 0 && measured.*number > 0 && fitted.*number != measured.*number;
+    const auto a = static_cast<float>(fitted.*number),
+               b = static_cast<float>(measured.*number);  // which GGUF rounds to
+    return a > 0 && b > 0 && a != b;
   };
   if (!same || !(differ(&ModelIdentity::num_layers) || differ(&ModelIdentity::num_attention_heads) ||
                  differ(&ModelIdentity::rope_theta))) {
     return;
   }
   checks.back().ok = false;
-  checks.back().message =
-      "the set tells of its model what config.json does not say: layers, heads or rope_theta differ";
+  checks.back().message = "the set tells of its model what the model does not say: layers, heads or rope_theta differ";
 }
 
 /// Another commit may hold other weights, or only another README: that cannot be decided here.
