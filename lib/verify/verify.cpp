@@ -61,6 +61,7 @@ Expectation expectation(const SetUnderTest& set, const VerifyInputs& inputs) {
     expected.model = set.model;
     expected.model.config_sha256.clear();  // a set cannot vouch for itself
     expected.model.revision.clear();
+    expected.model.weights_sha256.clear();
     expected.origin = "the set's manifest";
   }
   if (inputs.source != nullptr) {

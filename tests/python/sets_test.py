@@ -390,6 +390,10 @@ class SetsTest(unittest.TestCase):
                 oscar_kv.PackedCache(part, transformers.AutoConfig.from_pretrained(saved))
         self.assertRegex("\n".join(logs.output), "^.*whether the set is for this model is not known: OSCAR_BINARY=/nowhere: .*$")
         oscar_kv.PackedCache(part, transformers.AutoConfig.from_pretrained(saved))
+        manifest = part.manifest | {"model": part.manifest["model"] | {"weights_sha256": "0" * 64}}
+        with self.assertLogs("oscar_kv") as logs:
+            oscar_kv.PackedCache(dataclasses.replace(part, manifest=manifest), config)
+        self.assertIn("the set was fitted on other weights of this architecture ('qwen3-2m')", logs.output[0])
         transformers.AutoConfig.from_pretrained(MODEL, rms_norm_eps=1e-5).save_pretrained(other)
         fewer = transformers.AutoConfig.from_pretrained(MODEL, num_hidden_layers=3)
         short = transformers.AutoConfig.from_pretrained(MODEL, max_position_embeddings=320)

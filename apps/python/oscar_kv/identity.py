@@ -43,18 +43,20 @@ def _told_of(folder: Path) -> dict[str, Any]:
     return run("inspect", folder, accept=(0, 1)).get("facts", {}).get("identity", {})
 
 
-def hash_of_config(config: Any) -> str:
-    """Of the architecture, as the program tells it, or of config.json's bytes where it does not; "" if that file is not on this machine.
-    Raises FileNotFoundError where there is no program."""
+def hashes_of(config: Any) -> dict[str, str]:
+    """config_sha256 and weights_sha256 of ModelIdentity, where config.json and weights are on this machine. Raises FileNotFoundError where
+    there is no program."""
     folder = _folder_of(config)
-    return (_told_of(folder).get("config_sha256") or hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()) if folder else ""
+    told = _told_of(folder) if folder else {"config_sha256": ""}
+    return {name: told[name] for name in ("config_sha256", "weights_sha256") if name in told} or {
+        "config_sha256": hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()}
 
 
 def describe_model(config: Any) -> dict[str, Any]:
     """ModelIdentity of a transformers config as the program tells it, without sizes of a family that it does not know. Raises
     FileNotFoundError where there is no program."""
     folder = _folder_of(config)
-    described = {"id": getattr(config, "_name_or_path", None) or "", "revision": "", "config_sha256": hash_of_config(config),
+    described = {"id": getattr(config, "_name_or_path", None) or "", "revision": "", **hashes_of(config),
                  "num_layers": config.get_text_config(decoder=True).num_hidden_layers}
     with tempfile.TemporaryDirectory(prefix="oscar-") as place:
         if folder is None:

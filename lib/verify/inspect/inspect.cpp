@@ -10,7 +10,7 @@
 
 #include "base/errors.hpp"
 #include "base/files.hpp"
-#include "model/config/config.hpp"
+#include "model/weights/checkpoint.hpp"
 #include "moments/statistics.hpp"
 #include "set/formats.hpp"
 #include "set/manifest.hpp"
@@ -180,7 +180,9 @@ Inspection inspect_gguf(const std::filesystem::path& path) {
                     {"value_rotations", count("attn_v_rot.weight")}},
                    {}};
   try {
-    found.facts["identity"] = to_json(read_model_config(path).identity);
+    ModelConfig config = read_model_config(path);
+    config.identity.weights_sha256 = weights_sha256(config, *open_checkpoint(path));
+    found.facts["identity"] = to_json(config.identity);
   } catch (const DataError&) {  // a part of a model, or one that is not supported, is a sound file all the same
   }
   return found;

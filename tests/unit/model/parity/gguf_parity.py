@@ -93,7 +93,7 @@ def same(case, compare, parts=1):
             logits = model(golden["tokens"], use_cache=False).logits
         golden["logits"] = logits[0, ::16].contiguous()
         save_file(golden, f"{folder}/golden.safetensors")
-        model.config.save_pretrained(folder)
+        model.save_pretrained(folder)
         told = [compare.ask(place, "-").split(" warning")[0] for place in (folder, f"{folder}/{names[0]}")]
         if (told[0] == told[1]) == (case == "gemma3-no-window"):  # which no config.json can tell
             print(f"{case}: {told}")
