@@ -131,7 +131,7 @@ void require_same_origin(const Part& a, const Part& b) {
   const ModelIdentity &x = a.manifest.model, &y = b.manifest.model;
   if (x.id != y.id) refuse("statistics of different models (\"" + x.id + "\", \"" + y.id + "\")", a, b, kOneModel);
   if (x.revision != y.revision || x.config_sha256 != y.config_sha256) {
-    refuse("statistics of different revisions of a model", a, b, kOneModel);
+    refuse("statistics of different revisions or architectures of a model", a, b, kOneModel);
   }
   if (!(x == y)) refuse("statistics of models of different shape", a, b, kOneModel);
   if (!(a.manifest.windows == b.manifest.windows)) {

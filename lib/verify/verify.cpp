@@ -61,6 +61,7 @@ Expectation expectation(const SetUnderTest& set, const VerifyInputs& inputs) {
     expected.model = set.model;
     expected.model.config_sha256.clear();  // a set cannot vouch for itself
     expected.model.revision.clear();
+    expected.model.weights_sha256.clear();
     expected.origin = "the set's manifest";
   }
   if (inputs.source != nullptr) {
@@ -78,9 +79,9 @@ void require_same_model(const VerifyInputs& inputs, const Expectation& expected)
   if (inputs.source != nullptr) require_same(inputs.source->model(), "the dump is", "--dump", expected);
 }
 
-/// Whether the set says that it is of another model than what it is held against: by config.json, or by the number or
-/// size of heads or layers. Of a set that does not say, the checks of its shapes tell. False where nothing but the set
-/// itself is known.
+/// Whether the set says that it is of another model than what it is held against: by the architecture, or by the number
+/// or size of heads or layers. Of a set that does not say, the checks of its shapes tell. False where nothing but the
+/// set itself is known.
 bool is_of_other_model(const ModelIdentity& own, const Expectation& expected, const std::vector<Check>& checks) {
   if (!expected.from_outside) return false;
   if (failed(checks, "model_identity") || other_shape(own, expected.model)) return true;

@@ -387,13 +387,23 @@ class SetsTest(unittest.TestCase):
         config = transformers.AutoConfig.from_pretrained(MODEL)
         part = oscar_kv.read_set(self.folder)
         oscar_kv.PackedCache(part, config)
-        other = self.folder.parent / "model"
-        config.save_pretrained(other)  # other bytes
+        saved, other = self.folder.parent / "saved", self.folder.parent / "other"
+        config.save_pretrained(saved)  # other bytes
+        with self.assertLogs("oscar_kv") as logs, mock.patch.dict(os.environ, OSCAR_BINARY="/nowhere"):
+            for _ in range(2):
+                oscar_kv.PackedCache(part, transformers.AutoConfig.from_pretrained(saved))
+        self.assertRegex("\n".join(logs.output), "^.*whether the set is for this model is not known: OSCAR_BINARY=/nowhere: .*$")
+        oscar_kv.PackedCache(part, transformers.AutoConfig.from_pretrained(saved))
+        manifest = part.manifest | {"model": part.manifest["model"] | {"weights_sha256": "0" * 64}}
+        with self.assertLogs("oscar_kv") as logs:
+            oscar_kv.PackedCache(dataclasses.replace(part, manifest=manifest), config)
+        self.assertIn("the set was fitted on other weights of this architecture ('qwen3-2m')", logs.output[0])
+        transformers.AutoConfig.from_pretrained(MODEL, rms_norm_eps=1e-5).save_pretrained(other)
         fewer = transformers.AutoConfig.from_pretrained(MODEL, num_hidden_layers=3)
         short = transformers.AutoConfig.from_pretrained(MODEL, max_position_embeddings=320)
         layers = {i: layer for i, layer in part.layers.items() if i != 2}
         for expected, changed, given in (
-                ("another model: it was fitted on 'qwen3-2m', whose config.json differs", part,
+                ("another model: it was fitted on 'qwen3-2m', whose architecture differs", part,
                  transformers.AutoConfig.from_pretrained(other)),
                 ("a model of 4 layers, and this one has 3", part, fewer),
                 ("no layer 2; it has .0, 1, 3.", dataclasses.replace(part, layers=layers), config),

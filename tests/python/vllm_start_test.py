@@ -191,7 +191,7 @@ class StartTest(unittest.TestCase):
 
     def other_model(self):
         folder = self.enterContext(tempfile.TemporaryDirectory(prefix="oscar-start-"))
-        transformers.AutoConfig.from_pretrained(MODEL).save_pretrained(folder)
+        transformers.AutoConfig.from_pretrained(MODEL, rms_norm_eps=1e-5).save_pretrained(folder)
         return folder
 
     def test_a_version_that_asks_no_backend_for_the_size_of_its_cache(self):

@@ -3,6 +3,7 @@
 import hashlib
 import tempfile
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,25 +37,34 @@ def _folder_of(config: Any) -> Path | None:
     return Path(found).parent if isinstance(found, str) else None
 
 
-def hash_of_config(config: Any) -> str:
-    """Of config.json's bytes; "" if it is not on this machine."""
+@cache
+def _told_of(folder: Path) -> dict[str, Any]:
+    """ModelIdentity as the program tells it; {} of a family that it does not know."""
+    return run("inspect", folder, accept=(0, 1)).get("facts", {}).get("identity", {})
+
+
+def hashes_of(config: Any) -> dict[str, str]:
+    """config_sha256 and weights_sha256 of ModelIdentity, where config.json and weights are on this machine. Raises FileNotFoundError where
+    there is no program."""
     folder = _folder_of(config)
-    return hashlib.sha256((folder / "config.json").read_bytes()).hexdigest() if folder else ""
+    told = _told_of(folder) if folder else {"config_sha256": ""}
+    return {name: told[name] for name in ("config_sha256", "weights_sha256") if name in told} or {
+        "config_sha256": hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()}
 
 
 def describe_model(config: Any) -> dict[str, Any]:
     """ModelIdentity of a transformers config as the program tells it, without sizes of a family that it does not know. Raises
     FileNotFoundError where there is no program."""
     folder = _folder_of(config)
-    described = {"id": getattr(config, "_name_or_path", None) or "", "revision": "", "config_sha256": hash_of_config(config),
+    described = {"id": getattr(config, "_name_or_path", None) or "", "revision": "", **hashes_of(config),
                  "num_layers": config.get_text_config(decoder=True).num_hidden_layers}
     with tempfile.TemporaryDirectory(prefix="oscar-") as place:
         if folder is None:
             Path(place, "config.json").write_text(config.to_json_string(use_diff=False))
-        told = run("inspect", folder or place, accept=(0, 1)).get("facts", {}).get("identity", {})
+        told = _told_of(folder or Path(place))
     if told.get("num_layers", described["num_layers"]) != described["num_layers"]:
         raise ValueError(f"the model has {described['num_layers']} layers, and {folder}/config.json {told['num_layers']}; save it as it is run")
-    return described | (told if folder else {key: told[key] for key in told if key not in described})
+    return described | (told if folder else {key: told[key] for key in told if key not in ("id", "revision")})
 
 
 def with_shape(described: dict[str, Any], shape: tuple[int, int, int, int]) -> dict[str, Any]:

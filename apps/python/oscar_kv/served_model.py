@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: MIT
 """Whether a part of a set is for the model that it is served with, and for texts as long as it serves."""
 import logging
+from functools import cache
 from typing import Any
 
-from .identity import hash_of_config
+from .identity import hashes_of
 from .sets import SetPart, member
 
 _log = logging.getLogger("oscar_kv")
+_warn_once = cache(_log.warning)
 
 
 def longest_known(part: SetPart) -> int:
@@ -29,10 +31,18 @@ def warn_if_longer(part: SetPart, tokens: int, what: str) -> bool:
 
 
 def check_config(part: SetPart, config: Any) -> None:
-    """Raises ValueError if the model's config.json is on this machine, and not the one that the set was fitted for."""
-    fitted, own = part.manifest.get("model") or {}, hash_of_config(config)
-    if fitted.get("config_sha256") and own and fitted["config_sha256"] != own:
-        raise ValueError(f"the set is for another model: it was fitted on {fitted.get('id')!a}, whose config.json differs; fit one for this model")
+    """Raises ValueError if the model's config.json is on this machine, and of another architecture than the set was fitted for. Warns of
+    other weights, and where there is no program to tell."""
+    fitted = part.manifest.get("model") or {}
+    try:
+        own = hashes_of(config) if fitted.get("config_sha256") else {}
+    except FileNotFoundError as error:
+        return _warn_once(f"oscar_kv: whether the set is for this model is not known: {error}")
+    if own.get("config_sha256") and fitted["config_sha256"] != own["config_sha256"]:
+        raise ValueError(f"the set is for another model: it was fitted on {fitted.get('id')!a}, whose architecture differs; fit one for this model")
+    if len({fitted.get("weights_sha256"), own.get("weights_sha256")} - {None}) == 2:
+        _warn_once(f"oscar_kv: the set was fitted on other weights of this architecture ({fitted.get('id')!a}), such as those that a model was "
+                   "tuned from: oscar verify tells whether it does for this model")
 
 
 def check_for_model(part: SetPart, config: Any, covered: list[int], longest: int | None) -> None:

@@ -4,7 +4,6 @@
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/places.hpp"
-#include "base/sha256.hpp"
 #include "model/config/config_file.hpp"
 #include "model/config/families.hpp"
 #include "model/gguf/gguf_model.hpp"
@@ -16,16 +15,21 @@ namespace {
 struct Described {
   ConfigFile file;
   ModelIdentity identity;
+  std::vector<std::string> biases;  // of a GGUF file, whose tensors alone tell of them
 };
 
 Described describe_gguf(const fs::path& path) {
   const GgufModel model(path);
   ModelIdentity identity;
   identity.id = gguf_model_name(path);
-  identity.config_sha256 = model.config_sha256();
   ConfigFile file(gguf_config(model), model.where());
   for (const std::string& text : gguf_notices(model)) file.notice(text);
-  return {file, identity};
+  std::vector<std::string> biases;
+  for (const auto& [tensor, place] : model.tensors()) {
+    const std::optional<GgufWeightName> known = gguf_weight_name(model, tensor);
+    if (known && known->name.ends_with(".bias")) biases.push_back(known->name);
+  }
+  return {file, identity, biases};
 }
 
 /// The names come from the address on the Hugging Face Hub or the path inside its cache
@@ -51,8 +55,7 @@ Described describe_folder(const fs::path& model) {
   } else {
     identity.id = folder.filename().string();
   }
-  identity.config_sha256 = sha256_hex(place_text(model / "config.json"));
-  return {ConfigFile(model / "config.json"), identity};
+  return {ConfigFile(model / "config.json"), identity, {}};
 }
 
 /// Heads are those of the layers that keep a cache.
@@ -131,7 +134,7 @@ std::string ModelConfig::why_irreplaceable() const {
 }
 
 ModelConfig read_model_config(const fs::path& model) {
-  auto [file, identity] = is_gguf(model) ? describe_gguf(model) : describe_folder(model);
+  auto [file, identity, biases] = is_gguf(model) ? describe_gguf(model) : describe_folder(model);
   ModelConfig config;
   config.model_type = file.text("model_type", "");
   is_gguf(model) ? file.use_members(file.all()) : check_architecture(file, config.model_type);
@@ -146,9 +149,15 @@ ModelConfig read_model_config(const fs::path& model) {
   read_sizes(file, config);
   check_quantization(file, config);
   describe_architecture(file, config);
+  for (const std::string& name : biases) {
+    const std::size_t layer = std::string_view("model.layers.").size(), part = name.find('.', layer) + 1;
+    const auto number = static_cast<std::size_t>(std::stoi(name.substr(layer)));
+    if (number < config.blocks.size()) config.blocks[number].biased.insert(name.substr(part, name.rfind('.') - part));
+  }
   config.notices = file.check_members();
   config.identity = identity;
   settle_sizes(config);
+  config.identity.config_sha256 = config_sha256(config);
   return config;
 }
 

@@ -179,6 +179,11 @@ struct ModelConfig {
   }
 };
 
+/// Returns the SHA-256 of what changes queries, keys, values or predictions, other than weights: the same for a
+/// checkpoint and for GGUF files of it. The size of the vocabulary and whether the head is tied are left out, since
+/// converters cut the one and copy the other. The numbers of the enumerators above are part of it.
+[[nodiscard]] std::string config_sha256(const ModelConfig& config);
+
 /// Reads `<model>/config.json`, or the metadata of a GGUF file. Throws DataError: missing or malformed file or member,
 /// an architecture that is not supported (the message lists those that are), a setting of it that is not.
 [[nodiscard]] ModelConfig read_model_config(const std::filesystem::path& model);

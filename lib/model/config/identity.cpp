@@ -12,6 +12,7 @@ Json to_json(const ModelIdentity& model) {
             {"num_key_value_heads", model.num_key_value_heads},
             {"head_dim", model.head_dim},
             {"rope_theta", model.rope_theta}};
+  if (!model.weights_sha256.empty()) json["weights_sha256"] = model.weights_sha256;
   if (model.value_dim > 0) json["value_dim"] = model.value_dim;
   if (!model.cache_layers.empty()) json["cache_layers"] = model.cache_layers;
   return json;
@@ -30,6 +31,7 @@ ModelIdentity model_identity_from_json(const Json& json) {
   model.id = json.value("id", "");
   model.revision = json.value("revision", "");
   model.config_sha256 = json.value("config_sha256", "");
+  model.weights_sha256 = json.value("weights_sha256", "");
   model.num_layers = json.value("num_layers", 0);
   model.num_attention_heads = json.value("num_attention_heads", 0);
   model.num_key_value_heads = json.value("num_key_value_heads", 0);

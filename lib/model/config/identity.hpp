@@ -14,9 +14,10 @@ namespace oscar {
 /// What is known of a model. Empty strings and zeros mean "not known": a foreign dump does not say what model it came
 /// from.
 struct ModelIdentity {
-  std::string id;             // "Qwen/Qwen3-8B", or the folder's name
-  std::string revision;       // commit of the checkpoint, if the folder tells
-  std::string config_sha256;  // of config.json's bytes, or of what a GGUF file says of its architecture
+  std::string id;              // "Qwen/Qwen3-8B", or the folder's name
+  std::string revision;        // commit of the checkpoint, if the folder tells
+  std::string config_sha256;   // config_sha256() in config.hpp; of unknown families, of config.json's bytes
+  std::string weights_sha256;  // weights_sha256() in checkpoint.hpp
   int num_layers = 0;
   int num_attention_heads = 0;
   int num_key_value_heads = 0;

@@ -11,7 +11,6 @@
 #include <string_view>
 
 #include "base/errors.hpp"
-#include "base/sha256.hpp"
 #include "base/text.hpp"
 #include "tensor/tensor.hpp"
 
@@ -61,17 +60,6 @@ void GgufModel::open_parts(const fs::path& path) {
     const std::string name = fmt::format("{}-{:05}-of-{:05}.gguf", match[1].str(), part, parts);
     parts_.try_emplace(name, path.parent_path() / name);
   }
-}
-
-std::string GgufModel::config_sha256() const {
-  Sha256 hash;
-  for (const GgufEntry& entry : metadata().entries()) {
-    if (entry.key != "general.architecture" && !entry.key.starts_with(architecture_ + ".")) continue;
-    hash.update(std::as_bytes(std::span(entry.key)));
-    hash.update(std::as_bytes(std::span(&entry.type, 1)));
-    hash.update(entry.value);
-  }
-  return hash.hex();
 }
 
 Json GgufModel::value(const std::string& name) const {

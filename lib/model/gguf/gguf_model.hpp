@@ -42,8 +42,6 @@ class GgufModel {
   [[nodiscard]] const std::map<std::string, GgufFile>& parts() const noexcept { return parts_; }
   /// The tensors of all parts by name.
   [[nodiscard]] const std::map<std::string, Place>& tensors() const noexcept { return tensors_; }
-  /// SHA-256 of the metadata that tells the architecture: the same for all quantisations of a model.
-  [[nodiscard]] std::string config_sha256() const;
 
  private:
   void open_parts(const std::filesystem::path& path);

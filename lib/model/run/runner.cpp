@@ -80,6 +80,7 @@ class Runner : public ModelRunner {
     settle_layouts(config_, *checkpoint_);
     untold_ = config_.notices;
     check_weights(config_, *checkpoint_, model.string());
+    config_.identity.weights_sha256 = weights_sha256(config_, *checkpoint_);
     return make_decoder(config_, *checkpoint_, options);
   }
 

@@ -54,8 +54,6 @@ class Checkpoint : public WeightStore {
 
   /// Returns the names of all weights.
   [[nodiscard]] virtual std::vector<std::string> names() const = 0;
-  /// Whether matrices have biases where there are some, whatever the configuration says.
-  [[nodiscard]] virtual bool tells_biases() const { return false; }
 
   /// Returns what users should know of how the files were read.
   [[nodiscard]] const std::vector<std::string>& notices() const { return notices_; }
@@ -90,6 +88,9 @@ class Checkpoint : public WeightStore {
 /// Opens the weights of a model. Throws DataError: no weights, an index that is malformed or names files outside the
 /// folder, a bad file.
 [[nodiscard]] std::unique_ptr<Checkpoint> open_checkpoint(const std::filesystem::path& model);
+/// Returns the SHA-256 of what the mixers' norms multiply with (of a family without them, the final norm), in bfloat16:
+/// weights that converters leave as they are, and that training moves. Reads only these.
+[[nodiscard]] std::string weights_sha256(const ModelConfig& config, const Checkpoint& weights);
 [[nodiscard]] std::unique_ptr<Checkpoint> open_safetensors(const std::filesystem::path& model);
 [[nodiscard]] std::unique_ptr<Checkpoint> open_gguf(const std::filesystem::path& path);
 

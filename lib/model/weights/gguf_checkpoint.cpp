@@ -89,7 +89,6 @@ class GgufCheckpoint : public Checkpoint {
     return names;
   }
 
-  [[nodiscard]] bool tells_biases() const override { return true; }
   void read(std::span<const std::byte> bytes, std::byte* to) const override {
     const StopScope scope(stop_);
     for (std::uint64_t begin = 0; begin < bytes.size(); begin += kDecodedBytes) {

@@ -179,13 +179,7 @@ void settle_layouts(ModelConfig& config, const Checkpoint& weights) {
         "config.json ties the head, but lm_head.weight is another matrix: transformers takes it");
   }
   for (int layer = 0; layer < config.num_layers; ++layer) {
-    BlockSpec& block = config.blocks[static_cast<std::size_t>(layer)];
-    for (const WeightSpec& spec : layer_weights(config, layer)) {
-      const std::string part = spec.name.substr(0, spec.name.rfind('.'));
-      if (!weights.tells_biases() || spec.shape.size() != 2 || !spec.name.ends_with(".weight")) continue;
-      if (weights.contains(layer_weight_name(layer, part + ".bias"))) block.biased.insert(part);
-    }
-    ExpertsSpec& experts = block.mlp.experts;
+    ExpertsSpec& experts = config.blocks[static_cast<std::size_t>(layer)].mlp.experts;
     if (experts.count == 0) continue;
     const std::string stack = layer_weight_name(layer, experts.prefix) + ".gate_up_proj";
     const std::string parts = layer_weight_name(layer, experts.prefix) + ".gate_proj";

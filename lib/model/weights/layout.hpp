@@ -41,7 +41,7 @@ inline constexpr const char* kHeadName = "lm_head.weight";
 void require_head(const ModelConfig& config);
 
 /// Settles what differs between checkpoints of one architecture, by the names that there are: how experts are stored,
-/// whether there is a head, and in GGUF, which matrices have biases.
+/// and whether there is a head.
 void settle_layouts(ModelConfig& config, const Checkpoint& weights);
 
 /// Lists what a layer always needs: everything but routed experts.

@@ -11,7 +11,7 @@
 #include "dump/dump_index.hpp"
 #include "dump/folder_source.hpp"
 #include "dump/rank_source.hpp"
-#include "model/config/config.hpp"
+#include "model/weights/checkpoint.hpp"
 #include "set/convert.hpp"
 #include "set/set.hpp"
 #include "set/verdict.hpp"
@@ -90,14 +90,19 @@ Inspection inspect_dump(const fs::path& folder) {
 }
 
 Inspection inspect_model(const fs::path& folder) {
-  const ModelConfig config = read_model_config(folder);
+  ModelConfig config = read_model_config(folder);
   std::int64_t parameters = 0;
   const std::vector<fs::path> shards = entries(folder, "", ".safetensors");
-  for (const fs::path& shard : shards) {
-    const SafetensorsFile file(shard);
-    for (const auto& [name, tensor] : file.tensors()) parameters += num_elements(tensor.shape);
-  }
   Inspection found{"model", {}, {}};
+  try {
+    for (const fs::path& shard : shards) {
+      const SafetensorsFile file(shard);
+      for (const auto& [name, tensor] : file.tensors()) parameters += num_elements(tensor.shape);
+    }
+    if (!shards.empty()) config.identity.weights_sha256 = weights_sha256(config, *open_checkpoint(folder));
+  } catch (const DataError& error) {  // config.json tells what model it is all the same
+    found.problems.push_back(error.where() + ": " + error.what());
+  }
   found.facts = {{"architecture", config.model_type},
                  {"num_layers", config.num_layers},
                  {"query_heads", config.num_attention_heads},

@@ -10,6 +10,7 @@
 
 #include "base/errors.hpp"
 #include "base/files.hpp"
+#include "model/weights/checkpoint.hpp"
 #include "moments/statistics.hpp"
 #include "set/formats.hpp"
 #include "set/manifest.hpp"
@@ -170,14 +171,21 @@ Inspection inspect_gguf(const std::filesystem::path& path) {
   const auto count = [&](const char* end) {
     return std::ranges::count_if(file.tensors(), [&](const GgufTensor& tensor) { return tensor.name.ends_with(end); });
   };
-  return {"GGUF file",
-          {{"version", file.version()},
-           {"architecture", file.text("general.architecture").value_or("unknown")},
-           {"tensors", file.tensors().size()},
-           {"metadata_entries", file.entries().size()},
-           {"key_rotations", count("attn_k_rot.weight")},
-           {"value_rotations", count("attn_v_rot.weight")}},
-          {}};
+  Inspection found{"GGUF file",
+                   {{"version", file.version()},
+                    {"architecture", file.text("general.architecture").value_or("unknown")},
+                    {"tensors", file.tensors().size()},
+                    {"metadata_entries", file.entries().size()},
+                    {"key_rotations", count("attn_k_rot.weight")},
+                    {"value_rotations", count("attn_v_rot.weight")}},
+                   {}};
+  try {
+    ModelConfig config = read_model_config(path);
+    config.identity.weights_sha256 = weights_sha256(config, *open_checkpoint(path));
+    found.facts["identity"] = to_json(config.identity);
+  } catch (const DataError&) {  // a part of a model, or one that is not supported, is a sound file all the same
+  }
+  return found;
 }
 
 Inspection inspect_file(const fs::path& path) {

@@ -64,6 +64,34 @@ TEST_CASE("a model in a Hugging Face cache knows its name and revision") {
   CHECK(config.identity.revision == "b968826d");
 }
 
+TEST_CASE("the hash tells architectures apart, and nothing else") {
+  const ModelFolder folder;
+  const auto hash = [&](const Json& changes) { return read_model_config(folder.with(changes)).identity.config_sha256; };
+  const auto yarn = [](double fast) {
+    return Json{{"rope_scaling", {{"rope_type", "yarn"}, {"factor", 4.0}, {"beta_fast", fast}}}};
+  };
+  std::set<std::string> all{hash({})};
+  for (const Json& same :
+       {Json{{"transformers_version", "5.0"}, {"_name_or_path", "a"}, {"torch_dtype", "float16"}, {"eos_token_id", 7}},
+        Json{{"rope_theta", nullptr}, {"rope_parameters", {{"rope_theta", 1e5}, {"rope_type", "default"}}}},
+        Json{{"vocab_size", 4096}, {"tie_word_embeddings", false}, {"max_position_embeddings", 4096}},
+        Json{{"rms_norm_eps", static_cast<double>(1e-6F)}}}) {
+    all.insert(hash(same));
+  }
+  CHECK(all.size() == 1);
+  std::size_t count = 1;
+  for (const Json& other :
+       {Json{{"rope_theta", 100100.0}}, Json{{"rms_norm_eps", 1e-5}}, Json{{"num_attention_heads", 2}},
+        Json{{"head_dim", 64}}, Json{{"intermediate_size", 256}}, Json{{"num_hidden_layers", 3}},
+        Json{{"attention_bias", true}}, Json{{"hidden_act", "gelu"}},
+        Json{{"use_sliding_window", true}, {"sliding_window", 99}, {"max_window_layers", 2}},
+        Json{{"rope_scaling", {{"rope_type", "linear"}, {"factor", 2.0}}}}, yarn(32), yarn(16),
+        Json{{"model_type", "qwen2"}}}) {
+    all.insert(hash(other));
+    CHECK_MESSAGE(all.size() == ++count, other.dump());
+  }
+}
+
 TEST_CASE("members that newer checkpoints moved are found") {
   const ModelFolder folder;
   const ModelConfig config =

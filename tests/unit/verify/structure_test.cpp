@@ -164,7 +164,7 @@ TEST_CASE("non-orthogonal matrices and wrong numbers of things are found") {
   check_contains(failures(set), "clip_ratio: the number of clip ratios is not that of the heads");
 }
 
-TEST_CASE("another commit of the model is said, and decides nothing") {
+TEST_CASE("another commit of the model, or other weights, are said, and decide nothing") {
   RotationPart set = sound_set();
   set.model.revision = "1111";
   CHECK(with_status(all_checks(set), std::nullopt) == "");
@@ -174,6 +174,8 @@ TEST_CASE("another commit of the model is said, and decides nothing") {
   moved.model.revision = "2222";
   check_contains(with_status(all_checks(set, moved), std::nullopt),
                  "model_revision: fitted on commit 1111 of the model, which is now 2222");
+  set.model.weights_sha256 = "a", moved.model.weights_sha256 = "b";
+  check_contains(with_status(all_checks(set, moved), std::nullopt), "model_weights: fitted on other weights of this");
   CHECK(failures(set, moved) == "");
 }
 

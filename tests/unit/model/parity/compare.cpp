@@ -2,8 +2,8 @@
 // compare [--replace-attention]: reads lines "MODEL ACTIVATIONS", runs the checkpoint and compares it with a reference
 // (parity.hpp); with the option also with the attention that verify puts in place of the model's own, nothing
 // quantised. Answers each with a line: "same in N tensors, to E", "differs NAME by E" where a tensor differs by more
-// than 1e-4 of its largest magnitude, or "refused …", and warnings; for "MODEL -" "read" or "refused …", of config.json
-// alone.
+// than 1e-4 of its largest magnitude, or "refused …", and warnings; for "MODEL -" "read HASHES" or "refused …", of what
+// tells the architecture, and of weights if there are some.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 #include "base/errors.hpp"
 #include "kernels/backend.hpp"
-#include "model/config/config.hpp"
+#include "model/weights/checkpoint.hpp"
 #include "unit/model/parity.hpp"
 
 namespace {
@@ -40,10 +40,14 @@ std::string answer(const std::string& model, const std::string& activations, boo
           backend->hold(input)->attend({}, {}, out);
         });
   }
-  std::string text = activations == "-"   ? "read"
+  const oscar::ModelConfig config = oscar::read_model_config(model);
+  const bool weights = model.ends_with(".gguf") || std::filesystem::exists(model + "/model.safetensors");
+  std::string text = activations == "-"
+                         ? "read " + config.identity.config_sha256 +
+                               (weights ? " " + oscar::weights_sha256(config, *oscar::open_checkpoint(model)) : "")
                      : !different.empty() ? different
                                           : fmt::format("same in {} tensors, to {:.2e}", tensors, worst);
-  for (const std::string& notice : oscar::read_model_config(model).notices) text += " warning: " + notice;
+  for (const std::string& notice : config.notices) text += " warning: " + notice;
   return text;
 }
 
