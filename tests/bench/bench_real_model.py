@@ -148,7 +148,7 @@ class Bench:
     def keep(self, table, row):
         rows = [kept for kept in self.document.get(table, []) if kept["name"] != row["name"] or kept.get("on") != row.get("on")]
         places = {name: place for place, name in enumerate([*BASELINES.values(), *ROWS])}
-        self.document[table] = sorted([*rows, {**row, "commit": self.document["commit"]}], key=lambda each: places[each["name"]])
+        self.document[table] = sorted([*rows, {**row, "commit": self.document["commit"]}], key=lambda each: places.get(each["name"], len(places)))
         self.options.out.write_text(json.dumps(self.document, indent=1) + "\n")
         print(row["name"], row.get("on", ""), f"KLD {row['kld']:.4f}" if "kld" in row else "", f"{row.get('fit_seconds', 0):.1f} s",
               f"{row.get('verify_seconds', 0):.1f} s", file=sys.stderr, flush=True)
