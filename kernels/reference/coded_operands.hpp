@@ -2,8 +2,8 @@
 // In which products a decode kernel takes the bits of a row (coded_page.hpp has where they lie). An operand is 16 rows
 // or columns of a matrix product: one part of the low and one of the high bytes of the words of a piece of 16 bytes,
 // either of which may be missing, or one part of a piece of 8 bytes. Both parts are of one class of channels. Kernels
-// take operands in pairs, and a pair without a partner costs as much as a whole one. A step over tokens takes as long
-// as it has operands, nearly whatever bytes they fill, so plans of levels count them.
+// take operands in pairs, and one without a partner costs as much as two. The time of a step over tokens grows with its
+// operands, and hardly with their bytes, so plans of levels count them.
 #pragma once
 
 #include <array>
@@ -33,12 +33,12 @@ struct CodedOperand {
   }
 };
 
-/// Those of keys: of the wide class first those that kernels take as they are, then those whose bytes they shift to the
-/// right by 4, which are in upper halves of bytes; then of the narrow class. One of the upper halves that has no
-/// partner joins the others, if one of these has none. parts: of a string of so many bytes.
+/// Those of keys in four runs: of the wide class those that kernels take as they are, and those of upper halves of
+/// bytes, which they shift to the right by 4; then of the narrow class likewise. Where both runs of a class have an odd
+/// number, the last of the upper halves goes to the end of the first run. parts: of a string of so many bytes.
 [[nodiscard]] std::array<std::vector<CodedOperand>, 4> key_operands(const std::vector<CodedPart>& parts, int bytes);
 /// Those of values: the two of a pair are of the same piece, and one that has no partner is followed by one without
-/// parts.
+/// parts, unless it is the last.
 [[nodiscard]] std::vector<CodedOperand> value_operands(const std::vector<CodedPart>& parts, int bytes);
 
 /// Operands of a head's keys (values: of its values) whose blocks have so many bits, in whole pairs.

@@ -204,7 +204,7 @@ AtomicFolder::AtomicFolder(const fs::path& target, RequireOurs ours)
     require_replaceable();
     std::error_code error;
     fs::remove_all(staging_, error);
-    if (!fs::create_directories(staging_, error)) throw_io("cannot create folder", staging_, error.value());
+    if (error || !fs::create_directories(staging_, error)) throw_io("cannot create folder", staging_, error.value());
   } catch (...) {
     ::unlink(lock_path.c_str());
     throw;

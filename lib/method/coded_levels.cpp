@@ -22,7 +22,7 @@ namespace {
 constexpr int kMostBits = 8;
 constexpr std::array<const char*, 3> kScopeNames{"model", "layer", "head"};  // in the order of CodedScope
 
-/// From so many channels on heads are served, and take whole bytes.
+/// Heads of so many channels or more take whole bytes; kernels serve some of these.
 constexpr int kServedDim = 64;
 
 /// One way to spend bits on the blocks of a head.
@@ -134,13 +134,14 @@ struct Chosen {
   std::size_t now = 0;
 
   [[nodiscard]] int bits() const { return choices[now].bits; }
-  /// Takes the best choice where one of cost has this price in error.
+  /// Takes the choice of the least sum of error and `price` times cost.
   void choose(double price) {
     now = 0;
     const auto total = [&](std::size_t i) { return choices[i].error + price * choices[i].cost; };
     for (std::size_t i = 1; i < choices.size(); ++i) now = total(i) < total(now) ? i : now;
   }
-  /// The choice of more bits, but at most `left` more, that takes away most error a bit, and how much; now, 0: none.
+  /// The most error a bit that a choice of at most `left` more bits takes away, and that choice; 0 and the present one
+  /// if there is none.
   [[nodiscard]] std::pair<double, std::size_t> step(std::int64_t left) const {
     std::pair<double, std::size_t> best{0, now};
     for (std::size_t to = 0; to < choices.size(); ++to) {

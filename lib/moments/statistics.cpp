@@ -83,6 +83,12 @@ void append(LayerStatistics& to, const LayerStatistics& from, const std::string&
   if (to.sst) append(*to.sst, *from.sst);
 }
 
+/// Whether the two are the same as far as both tell: weights may have been at hand for one alone.
+bool of_one_model(ModelIdentity x, const ModelIdentity& y) {
+  if (x.weights_sha256.empty() || y.weights_sha256.empty()) x.weights_sha256 = y.weights_sha256;
+  return x == y;
+}
+
 void join(Part& part, Part next) {
   HeadRange &heads = part.manifest.heads, &more = next.manifest.heads;
   if (more.first < heads.first + heads.count) refuse("two ranks with the same KV heads", part, next, kOfEachRank);
@@ -94,7 +100,7 @@ void join(Part& part, Part next) {
   if (part.manifest.layers.size() != next.manifest.layers.size())
     refuse("ranks with different layers", part, next, kOfEachRank);
   const auto &a = part.manifest, &b = next.manifest;
-  if (!(a.model == b.model)) refuse("ranks of different models", part, next, kOfEachRank);
+  if (!of_one_model(a.model, b.model)) refuse("ranks of different models", part, next, kOfEachRank);
   if (!(a.windows == b.windows)) refuse("ranks with different windows", part, next, kOfEachRank);
   heads.count += more.count;
   part.files.push_back(std::move(next.files.front()));
@@ -131,9 +137,10 @@ void require_same_origin(const Part& a, const Part& b) {
   const ModelIdentity &x = a.manifest.model, &y = b.manifest.model;
   if (x.id != y.id) refuse("statistics of different models (\"" + x.id + "\", \"" + y.id + "\")", a, b, kOneModel);
   if (x.revision != y.revision || x.config_sha256 != y.config_sha256) {
-    refuse("statistics of different revisions or architectures of a model", a, b, kOneModel);
+    refuse("statistics of different revisions of a model, or of different architectures under one name", a, b,
+           kOneModel);
   }
-  if (!(x == y)) refuse("statistics of models of different shape", a, b, kOneModel);
+  if (!of_one_model(x, y)) refuse("statistics of models of different shape or weights", a, b, kOneModel);
   if (!(a.manifest.windows == b.manifest.windows)) {
     refuse("statistics with different windows", a, b, "take them with the same --sink and --recent");
   }

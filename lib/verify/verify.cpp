@@ -46,7 +46,7 @@ Expectation expectation(const SetUnderTest& set, const VerifyInputs& inputs) {
   expected.from_outside = inputs.runner != nullptr || inputs.source != nullptr || inputs.statistics.has_value();
   if (inputs.runner != nullptr) {
     expected.model = inputs.runner->config().identity;
-    expected.origin = "the model's config.json";
+    expected.origin = "the model";
     const std::vector<BlockSpec>& blocks = inputs.runner->config().blocks;
     for (std::size_t i = 0; i < blocks.size(); ++i) {
       expected.dims[static_cast<int>(i)] = {blocks[i].mixer.head_dim, blocks[i].mixer.value_dim};

@@ -160,7 +160,7 @@ class SetsTest(unittest.TestCase):
         twice = lambda manifest: manifest["parts"]["rotations"]["layers"].append(manifest["parts"]["rotations"]["layers"][0])  # noqa: E731
         for expected, change in (
                 ("schema is 'oscar.dump.v1', not \"oscar.set.v1\"", put("schema", "oscar.dump.v1")), ("the model has no num_layers", put("model", None)),
-                ("the manifest says of the model {'", put("model", "head_dim", 64)), ("the manifest says of the model {'", put("model", "num_layers", 2)),
+                ("and the manifest says", put("model", "head_dim", 64)), ("and the manifest says", put("model", "num_layers", 2)),
                 ("no readers", put("readers", [])), ("no parts", put("parts", {})), ("some that are not known", put("parts", "fast", {})),
                 ("has no part for sglang-v1, but for 'vllm', 'sgl\\x1bang'; fit it with --for sglang-v1",
                  put("readers", {"vllm": "coded", "sgl\x1bang": "rotations"})),
@@ -313,7 +313,7 @@ class SetsTest(unittest.TestCase):
         self.assertEqual(str(part.to_torch().layers[0].key.levels.dtype), "torch.int32")
         document = self.manifest()
         self.write(document | {"model": document["model"] | {"num_key_value_heads": 7}})
-        self.assert_refused("the manifest says of the model {'", "vllm")
+        self.assert_refused("and the manifest says", "vllm")
 
     def test_what_keys_before_rope_may_not_say(self):
         before = sample_set("coded", keys="before-rope", bits=1.25)

@@ -39,13 +39,19 @@ def _folder_of(config: Any) -> Path | None:
 
 @cache
 def _told_of(folder: Path) -> dict[str, Any]:
-    """ModelIdentity as the program tells it; {} of a family that it does not know."""
+    """ModelIdentity as the program tells it; {} of a config.json that it refuses."""
     return run("inspect", folder, accept=(0, 1)).get("facts", {}).get("identity", {})
 
 
+def is_read(config: Any) -> bool:
+    """Whether the program reads the model's config.json, if that is on this machine."""
+    folder = _folder_of(config)
+    return folder is None or bool(_told_of(folder))
+
+
 def hashes_of(config: Any) -> dict[str, str]:
-    """config_sha256 and weights_sha256 of ModelIdentity, where config.json and weights are on this machine. Raises FileNotFoundError where
-    there is no program."""
+    """config_sha256 and weights_sha256 of ModelIdentity, where config.json and weights are on this machine. Of a config.json that is not
+    read there is no weights_sha256, and the other is of its bytes. Raises FileNotFoundError where there is no program."""
     folder = _folder_of(config)
     told = _told_of(folder) if folder else {"config_sha256": ""}
     return {name: told[name] for name in ("config_sha256", "weights_sha256") if name in told} or {

@@ -64,6 +64,8 @@ class SetSerde(Serializer, Deserializer):
         if turned:
             raise ValueError(f"the set stores keys of layers {turned} before RoPE, which takes their positions, and LMCache does not tell a "
                              "serde where a chunk stands; fit a set without --keys before-rope")
+        if not all(part.manifest["model"][name] for name in ("num_layers", "num_key_value_heads", "head_dim")):
+            raise ValueError("the set does not say how many layers, KV heads and channels its model has; fit it again from the model")
         if part.windows[1] > _RECENT:
             _log.warning("oscar_kv: the set was fitted for %d recent tokens that stay as they are; LMCache stores them packed, which costs "
                          "quality: fit a set for it with --sink %d --recent %d", part.windows[1], exact, _RECENT)

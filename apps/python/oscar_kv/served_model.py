@@ -4,7 +4,7 @@ import logging
 from functools import cache
 from typing import Any
 
-from .identity import hashes_of
+from .identity import hashes_of, is_read
 from .sets import SetPart, member
 
 _log = logging.getLogger("oscar_kv")
@@ -39,8 +39,11 @@ def check_config(part: SetPart, config: Any) -> None:
     except FileNotFoundError as error:
         return _warn_once(f"oscar_kv: whether the set is for this model is not known: {error}")
     if own.get("config_sha256") and fitted["config_sha256"] != own["config_sha256"]:
+        if not is_read(config):
+            return _warn_once("oscar_kv: whether the set is for this model is not known: oscar cannot read its config.json")
         raise ValueError(f"the set is for another model: it was fitted on {fitted.get('id')!a}, whose architecture differs; fit one for this model")
-    if len({fitted.get("weights_sha256"), own.get("weights_sha256")} - {None}) == 2:
+    theirs, ours = fitted.get("weights_sha256"), own.get("weights_sha256")
+    if theirs and ours and theirs != ours:
         _warn_once(f"oscar_kv: the set was fitted on other weights of this architecture ({fitted.get('id')!a}), such as those that a model was "
                    "tuned from: oscar verify tells whether it does for this model")
 

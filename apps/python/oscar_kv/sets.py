@@ -469,7 +469,7 @@ def read_set(path: str | os.PathLike[str], reader: str = "transformers", allow_r
         for side, own in ((layer.key, dim), (layer.value, manifest["model"].get("value_dim") or dim)):
             found = side.rotation.shape
             _refuse_if(str(place), (0 < count <= layer.layer_id or own not in (0, found[2]) or heads not in (0, found[0]) and (codec is None or found[0] > 1),
-                                    f"layer {layer.layer_id} has matrices {found}, and the manifest says of the model {manifest['model']}"))
+                                    f"layer {layer.layer_id} has matrices {found}, and the manifest says {count} layers of {heads} heads of {own}"))
     if name == "coded":
         sides = [(each[side]["bits"], getattr(layers[each["layer_id"]], side).levels.size) for each in described for side in ("key", "value")]
         taken = float(np.average([bits for bits, _ in sides], weights=[size for _, size in sides]))

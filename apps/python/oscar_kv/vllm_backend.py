@@ -87,6 +87,7 @@ def share_blocks(vllm_config: Any, finish: Callable[[], None]) -> None:
     takes: packed, in the layer that takes most, as all layers have blocks of one size. It cuts them into pages of few tokens for windows
     and kernels. Raises ValueError if another layer has another size of blocks."""
     watch_scheduler(PackedMetadataBuilder.forget_copied)
+    PackedMetadataBuilder._pages.clear()  # of an engine before this one
     cache, page = vllm_config.cache_config, gcd(vllm_config.cache_config.block_size, _PAGE)
     room = max((_room_of(layer, page) for layer in packed_layers(vllm_config)), default=0)
     PackedBackend.page, PackedBackend.room = page, room
@@ -97,8 +98,9 @@ def share_blocks(vllm_config: Any, finish: Callable[[], None]) -> None:
         if room and spec is not None and spec.page_size_bytes != taken:
             raise ValueError(f"the set {set_path()} cannot be served: blocks of {name} take {spec.page_size_bytes} bytes, and packed ones of "
                              f"{cache.block_size} tokens {taken}; unset OSCAR_KV_SET")
-    _say(f"oscar_kv: a block has {cache.block_size} tokens at {room} bytes in a packed layer, or a state of linear attention or Mamba; prefixes "
-         f"are found in parts of {cache.prefix_match_unit or cache.block_size} tokens")
+    if room:
+        _say(f"oscar_kv: a block has {cache.block_size} tokens at {room} bytes in a packed layer, or a state of linear attention or Mamba; prefixes "
+             f"are found in parts of {cache.prefix_match_unit or cache.block_size} tokens")
 
 
 def _plan_windows(impl: Any, vllm_config: Any) -> None:

@@ -68,7 +68,7 @@ class WindowBlocks:
         return 1 + requests * of_request + min(-(-tokens // block_size), requests * window)
 
     def forget(self, blocks: list[int]) -> None:
-        """Lets blocks have no copies: their packed rows came from other blocks, and not from a step."""
+        """Drops the copies of blocks whose packed rows came from other blocks, and not from a step."""
         at = torch.tensor(blocks, dtype=torch.long, device=self._entry_of.device)
         self._block_of[self._entry_of[at]] = -1  # of those without a copy the last element, which says so anyway
         self._entry_of[at] = -1

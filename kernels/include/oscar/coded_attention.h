@@ -18,8 +18,9 @@
  *
  * Accuracy. A query times what a unit of a byte is worth is rounded to 16 bits of the largest such product of the head. So a
  * channel whose w bits lie from bit p of their bytes on adds less than 2^(p - 17) max_j |q_j step_j| (2^w - 1) s softmax_scale to
- * the error of a score. p counts from bit 4 if these bits, and those that the same product takes of the neighbouring string, all
- * lie in upper halves of bytes. A code that is cut in two counts as two channels, of which the upper has a larger step. Fits make
+ * the error of a score. p counts from bit 4 if these bits, and those that the same product takes of the neighbouring byte, all
+ * lie in upper halves of bytes, but from bit 0 for the last such operand of a class where it shares a pair with one of the lower
+ * halves. A code that is cut in two counts as two channels, of which the upper has a larger step. Fits make
  * the steps of a head about equal.
  *
  * A page. Heads follow each other. A head's data in a page of P tokens are planes: one of (P, 16) bytes for each

@@ -229,6 +229,8 @@ void add_experts(const Metadata& metadata, Json& config) {
   }
 }
 
+constexpr int kMostLayers = 4096;
+
 /// Which layers slide: all but each n-th, or as a list says.
 void add_windows(const GgufModel& model, int period, const Metadata& metadata, Json& config) {
   if (period == 0) return;
@@ -288,7 +290,10 @@ Json gguf_config(const GgufModel& model) {
   config["torch_dtype"] = type_of_rows(embedding);
   config["vocab_size"] = embedding.dims[1];
   config["hidden_size"] = metadata.number("embedding_length");
-  config["num_hidden_layers"] = metadata.number("block_count");
+  const Json layers = config["num_hidden_layers"] = metadata.number("block_count");
+  if (!layers.is_number_integer() || layers < 1 || layers > kMostLayers) {
+    metadata.refuse("block_count", "is " + gguf_text(layers) + ", which is not supported");
+  }
   config["num_attention_heads"] = metadata.number("attention.head_count");
   config["num_key_value_heads"] = metadata.number("attention.head_count_kv", config["num_attention_heads"]);
   config["intermediate_size"] =

@@ -88,8 +88,9 @@ class Checkpoint : public WeightStore {
 /// Opens the weights of a model. Throws DataError: no weights, an index that is malformed or names files outside the
 /// folder, a bad file.
 [[nodiscard]] std::unique_ptr<Checkpoint> open_checkpoint(const std::filesystem::path& model);
-/// Returns the SHA-256 of what the mixers' norms multiply with (of a family without them, the final norm), in bfloat16:
-/// weights that converters leave as they are, and that training moves. Reads only these.
+/// Returns the SHA-256 of what the norm before the first mixer multiplies with (of a family without it, the final
+/// norm), in bfloat16: weights that converters leave as they are, and that full training moves, though not a merged
+/// LoRA. Reads only these. "" if there are none.
 [[nodiscard]] std::string weights_sha256(const ModelConfig& config, const Checkpoint& weights);
 [[nodiscard]] std::unique_ptr<Checkpoint> open_safetensors(const std::filesystem::path& model);
 [[nodiscard]] std::unique_ptr<Checkpoint> open_gguf(const std::filesystem::path& path);

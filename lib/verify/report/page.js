@@ -25,7 +25,7 @@ const words = {
   file_hashes: "files are what the manifest lists", file_contents: "files hold what a set has", finite: "all numbers are finite", layer_coverage: "every layer is there",
   sides_agree: "both sides are there", objective_side: "objectives are of their side", shape: "shapes are the model's",
   group_size: "groups divide a row", clip_ratio: "clip ratios", model_identity: "fitted on this model",
-  model_revision: "fitted on this revision", model_weights: "fitted on these weights", calibration_tokens: "enough calibration tokens", fp8_subnormals: "never cast to fp8",
+  model_revision: "fitted on this revision", model_weights: "fitted on weights with these norms", calibration_tokens: "enough calibration tokens", fp8_subnormals: "never cast to fp8",
   orthogonality: "rotations are orthogonal", orthogonality_bf16: "orthogonal in bfloat16", inverse_pair: "sides undo each other",
   inverse_pair_bf16: "sides undo each other in bfloat16", spectrum: "eigenvalues are sound", spectrum_rank: "spectra have full rank",
   stretch_metric: "stretches are what the data asks for", decomposition: "rotations diagonalise what they were fitted on",

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 #include <optional>
 
 #include "base/threads.hpp"
@@ -143,7 +144,7 @@ double covariance_error(const CodedSide& side, const MatrixStack& covariance) {
     const Matrix found = multiply_transposed(write, multiply(covariance[head], write, dim), dim);
     double beside = 0, diagonal = 0;
     for (std::size_t i = 0; i < found.size(); ++i) (i % (dim + 1) == 0 ? diagonal : beside) += found[i] * found[i];
-    worst = std::max(worst, std::sqrt(beside / diagonal));
+    worst = std::max(worst, diagonal > 0 ? std::sqrt(beside / diagonal) : std::numeric_limits<double>::infinity());
   }
   return worst;
 }
@@ -230,8 +231,6 @@ struct CodedSubject final : Subject {
       }
     }
   }
-
-  void check_own(std::vector<Check>& /*checks*/) const override {}
 
   void check_model(const ModelConfig& config, std::vector<Check>& checks) const override {
     for (const CodedLayer& layer : part.layers) {

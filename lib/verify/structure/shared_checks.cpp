@@ -42,7 +42,7 @@ void check_config(const ModelIdentity& fitted, const ModelIdentity& measured, st
     return;
   }
   checks.back().ok = false;
-  checks.back().message = "the set tells of its model what the model does not say: layers, heads or rope_theta differ";
+  checks.back().message = "the set says that its model has other layers, heads or rope_theta than it has";
 }
 
 /// Another commit may hold other weights, or only another README, and a set may do for other weights: that cannot be

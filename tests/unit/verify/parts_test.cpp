@@ -152,7 +152,7 @@ TEST_CASE("the coded cache is held to the layers, the shapes and the data of the
   };
   CHECK(reasons([](CodedPart&) {}).empty());
   check_contains(reasons([](CodedPart& part) { part.layers.pop_back(); }),
-                 "layer_coverage failed (key): 3 against 4: nothing for layers 3 of the model's config.json");
+                 "layer_coverage failed (key): 3 against 4: nothing for layers 3 of the model");
   check_contains(reasons([](CodedPart& part) { part.calibration.tokens = 12; }),
                  "calibration_tokens failed: 12 against 256");
   check_contains(reasons([](CodedPart& part) { part.model.config_sha256 = std::string(64, 'a'); }),
