@@ -180,19 +180,6 @@ void spend(std::vector<Chosen>& heads, std::int64_t budget) {
   }
 }
 
-/// Sorts the blocks of a head by width, stable, and writes its levels and order.
-void write_levels(std::span<const int> widths, CodedLevels& out) {
-  std::vector<std::size_t> blocks(widths.size());
-  std::iota(blocks.begin(), blocks.end(), std::size_t{0});
-  std::stable_sort(blocks.begin(), blocks.end(), [&](std::size_t a, std::size_t b) { return widths[a] > widths[b]; });
-  for (const std::size_t block : blocks) {
-    for (int i = 0; i < kLevelBlock; ++i) {
-      out.levels.push_back(1 << widths[block]);
-      out.order.push_back(static_cast<int>(block) * kLevelBlock + i);
-    }
-  }
-}
-
 }  // namespace
 
 std::string name_of(CodedScope scope) { return kScopeNames[static_cast<std::size_t>(scope)]; }
@@ -226,10 +213,12 @@ std::vector<CodedLevels> plan_levels(std::span<const CodedSpectrum> spectra, dou
     spend(heads, budget);
     for (std::size_t i = 0; i < heads.size(); ++i) {
       const auto [s, head] = group.heads[i];
-      const std::vector<std::size_t> blocks = strongest_first(spectra[s], head);
-      std::vector<int> widths(blocks.size());
-      for (std::size_t b = 0; b < blocks.size(); ++b) widths[blocks[b]] = heads[i].choices[heads[i].now].widths[b];
-      write_levels(widths, plans[s]);
+      const std::vector<std::size_t> blocks = strongest_first(spectra[s], head);  // so the widest come first
+      const std::vector<std::uint8_t>& widths = heads[i].choices[heads[i].now].widths;
+      for (std::size_t c = 0; c < blocks.size() * kLevelBlock; ++c) {
+        plans[s].levels.push_back(1 << widths[c / kLevelBlock]);
+        plans[s].order.push_back(static_cast<int>(blocks[c / kLevelBlock] * kLevelBlock + c % kLevelBlock));
+      }
     }
   }
   return plans;

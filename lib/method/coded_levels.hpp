@@ -2,9 +2,10 @@
 // How many levels each channel of a coded cache gets. A channel of variance lambda with L levels costs log2 L bits and
 // leaves an expected squared error of weight lambda D(L), where D(L) is the error of the best quantiser with L levels
 // of a unit Gaussian, and kDroppedError for a channel that is not stored. Blocks of 8 neighbouring channels get the
-// same number of levels. Codes of a head fill whole bytes of a page, so a budget pays for those. Steps from one plan of
-// a head to another are taken where they take away most error (Shoham and Gersho, 1988), over all heads that share a
-// budget, by the bits that a step takes and by what its operands cost a decode kernel.
+// same number of levels. Codes of a head fill whole bytes of a page, so a budget pays for those. Of all ways to
+// spend bits a head takes the one of least error plus price times cost, which is its bits and what its operands weigh
+// in a decode kernel, at the least price that the budget allows (Shoham and Gersho, 1988); what is left of the budget
+// goes to the steps that take away most error a bit.
 #pragma once
 
 #include <array>
