@@ -104,7 +104,7 @@ class Pull {
       hub_ = parse_hub_address(options.name);
       zoo_ = hub_endpoint();
       asked_ = hub_->text() + (options.pair.empty() ? "" : " --pair " + options.pair);
-      source_ = "hf://" + hub_->repository;
+      source_ = "hf://" + hub_->repository, offline_ = options.offline;
       return;
     }
     if (!options.pair.empty()) {
@@ -113,20 +113,20 @@ class Pull {
     name_ = parse_set_name(options.name);
     zoo_ = zoo_location(options.zoo ? *options.zoo : default_zoo());
     asked_ = name_.text();
-    source_ = zoo_.text() + " " + name_.model;
+    source_ = zoo_.text() + " " + name_.model, offline_ = options.offline && zoo_.remote;
   }
 
   PullResult run() {
     if (const auto known = known_content()) {
       if (const auto manifest = find_set(cache_.set_folder(*known), *known)) {
-        if (zoo_.remote && !options_.offline && name_.manifest_sha256.empty()) {
+        if (zoo_.remote && !offline_ && name_.manifest_sha256.empty()) {
           status_.notice("from the cache; --refresh asks the zoo again");
         }
         check_trust(*manifest, nullptr);
         return deliver_cached(*manifest);
       }
     }
-    if (options_.offline) {
+    if (offline_) {
       throw DataError("the cache does not have " + asked_ + " of " + zoo_.text(), cache_.set_folder("").string(),
                       "name the zoo that it came from with --zoo, or pull it once without --offline");
     }
@@ -137,12 +137,12 @@ class Pull {
   /// What the name stands for, as far as this can be told without asking the zoo.
   [[nodiscard]] std::optional<std::string> known_content() const {
     const bool pinned = !name_.manifest_sha256.empty();
-    const bool ask = !pinned && !options_.offline && (options_.refresh || !zoo_.remote);
+    const bool ask = !pinned && !offline_ && (options_.refresh || !zoo_.remote);
     if (ask) return std::nullopt;
     const auto known = pinned ? std::optional(name_.manifest_sha256) : cache_.recall(zoo_.text(), asked_);
     // A signature that was never fetched is the zoo's to tell.
     const bool unsigned_yet = known && options_.trust.needed() && !fs::exists(cache_.signature_file(*known));
-    return unsigned_yet && !options_.offline ? std::nullopt : known;
+    return unsigned_yet && !offline_ ? std::nullopt : known;
   }
 
   PullResult ask_zoo() {
@@ -341,6 +341,7 @@ class Pull {
   StoreLocation zoo_;
   std::string asked_;   // the name or address, in full
   std::string source_;  // under which trusted keys are remembered
+  bool offline_;        // whether only the cache may be read: a zoo in a folder takes no network
   SetCache cache_;
 };
 

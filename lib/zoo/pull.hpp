@@ -37,7 +37,7 @@ struct PullOptions {
   std::optional<std::filesystem::path>
       out;                      // default: into the cache; else that keeps only what a pull that was cut off had
   std::filesystem::path cache;  // empty: default_cache_folder()
-  bool offline = false;         // only what the cache has
+  bool offline = false;         // only what the cache has, and zoos in folders
   bool refresh = false;         // ask the zoo again although the cache knows the name
   bool force = false;           // replace another set in `out`
   std::uint64_t max_bytes = std::uint64_t{4} << 30;  // refuse larger sets

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 
 matplotlib.use("svg")
 from matplotlib import pyplot  # noqa: E402
-from real_model_tables import bits, hits, kld_between, table  # noqa: E402
+from real_model_tables import bits, hits, table  # noqa: E402
 
 # The same text and figures make the same bytes.
 matplotlib.rcParams.update({"svg.hashsalt": "oscar", "svg.fonttype": "none", "font.size": 9})
@@ -28,11 +28,12 @@ SAMPLE_SET = ROOT / "zoo/sample/qwen3-2m/latest"
 
 EVERYWHERE, WITH_MEANS, OURS = "SGLang, llama.cpp, vLLM, transformers", "SGLang (newer trees), vLLM, transformers", "vLLM, transformers"
 REAL = "real_model_qwen_h200.json"
+MODELS = {"Qwen2.5-Coder-1.5B": REAL, "Gemma 3 270M": "real_model_gemma_h200.json", "SmolLM2-135M": "real_model_smollm2_h200.json"}
 BEFORE_ROPE = {f"`coded`, {width} bits, before RoPE": "transformers" for width in ("4", "2.25", "1.75", "1.5", "1.25")}
 READ_BY = {"bf16": "every server", "fp8": "vLLM and others, scale 1", "q8_0": "llama.cpp", **BEFORE_ROPE,
            "Hadamard, clip 0.96 / 0.92": EVERYWHERE, "Hadamard INT3": "(to compare)", "Hadamard INT4": "(to compare)",
            "`oscar`, clip 0.96 / 0.92 (published)": EVERYWHERE, "`oscar`, fitted clip": EVERYWHERE,
-           "`oscar`, fitted clip, centred": WITH_MEANS, "`stretch`, fisher, centred": WITH_MEANS,
+           "`oscar`, fitted clip, centred, per head": WITH_MEANS, "`stretch`, fisher, centred": WITH_MEANS,
            **{f"`coded`, {width} bits": OURS for width in ("2.5", "2.25", "1.75", "1.5", "1.25")}}
 CASES = {"fp16": "16-bit scales and zeros", "G=64": "groups of 64 channels", "96/8": "96 query heads"}
 CONTEXTS, IN_WINDOWS = (512, 2048, 8192, 32768, 131072), 320
@@ -47,13 +48,15 @@ def source(name):
 
 
 def quality():
-    document = kept("real_model_h200.json")
-    rows = {row["name"]: row for row in [*document["baselines"], *document["recipes"]]}
-    lines = [[name, readers, bits(rows[name]), f"{rows[name]['ppl']:.3f}", f"{rows[name]['kld']:.4f}",
-              f"{kld_between(rows[name], 4096, 8192):.4f}", hits(rows[name]["probes_2k"]), hits(rows[name]["probes_7k"]),
-              rows[name]["commit"][:7]] for name, readers in READ_BY.items() if name in rows]
-    head = ["cache", "read by", "bits, fp16 / fp32 parameters", "ppl", "KLD", "KLD at 4K–8K", "needles 2K", "needles 7K", "commit"]
-    return f"From {source('real_model_h200.json')}:\n\n{table(head, lines)}\n"
+    """What each cache does to three models, where it was measured on the two smaller ones."""
+    documents = {model: kept(name) for model, name in MODELS.items()}
+    rows = {model: {row["name"]: row for row in [*document["baselines"], *document["recipes"]]} for model, document in documents.items()}
+    names = [name for name in READ_BY if name in rows["SmolLM2-135M"]]
+    lines = [[name, *(f"{rows[model][name]['kld']:.4f}" if name in rows[model] else "" for model in MODELS),
+              *(hits(rows[model][name]["probes_2k"]) if name in rows[model] else "" for model in MODELS)] for name in names]
+    head = ["cache", *(f"KLD, {model}" for model in MODELS), *(f"needles, {model}" for model in MODELS)]
+    sources = " and ".join(f"{source(MODELS[model])} (commit {documents[model]['commit'][:7]})" for model in list(MODELS)[1:])
+    return f"From {sources}, H200, and the table above:\n\n{table(head, lines)}\n"
 
 
 def real_model():

@@ -8,9 +8,8 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "tests/bench/results"
 
 TABLES = [("quickstart_table.py", "quickstart.json", "tests/bench/README.md"),
-          *(("bench_real_model.py", "real_model.json", "tests/bench/README.md", "--table", name) for name in ("domains", "quotations", "generation")),
-          *(("bench_real_model.py", "real_model_h200.json", "tests/bench/README.md", "--table", name)
-            for name in ("main", "domains", "positions", "quotations"))]
+          *(("bench_real_model.py", f"real_model_{model}h200.json", "tests/bench/README.md", "--table", name)
+            for model, name in (("qwen_", "main"), ("gemma_", "main"), ("smollm2_", "main"), ("", "domains"), ("", "positions")))]
 for script, kept, page, *options in TABLES:
     render = [sys.executable, "-B", ROOT / "tests/bench" / script, "--render", RESULTS / kept, *options]
     table = subprocess.run(render, check=True, capture_output=True, text=True).stdout

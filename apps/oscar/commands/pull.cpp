@@ -48,7 +48,8 @@ void register_pull(CLI::App& app, Context& context) {
       writes(pull->add_option("--out", options->out, "Write the set to this folder; default: the cache"));
   out->type_name("DIR");
   pull->add_flag("--force", options->force, "Replace another set in --out")->needs(out);
-  CLI::Option* offline = pull->add_flag("--offline", options->offline, "Use only what the cache has");
+  CLI::Option* offline =
+      pull->add_flag("--offline", options->offline, "Use no network: only the cache, or a zoo in a folder");
   pull->add_flag("--refresh", options->refresh, "Ask a web zoo again although the cache knows the name")
       ->excludes(offline);
   pull->add_flag("--require-signature", options->trust.require_signature,

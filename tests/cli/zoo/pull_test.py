@@ -77,6 +77,7 @@ class PullTest(ZooTest):
 
     def test_the_cache_needs_no_network(self):
         self.published()
+        self.succeed("pull", NAME, "--zoo", self.zoo, "--offline", "--out", self.folder / "copy")
         self.fail_with(1, "without --offline", "pull", NAME, "--zoo", "http://127.0.0.1:1", "--offline")
         with self.serving() as url:
             first = self.pulled(url)
