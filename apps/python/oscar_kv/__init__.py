@@ -13,8 +13,9 @@ from .tap import Tap, observe
 
 if TYPE_CHECKING:
     from .packed_cache import PACKED_ATTENTION, DecodeGraph, PackedCache
+    from .passages import Passage
 
-__all__ = ["PACKED_ATTENTION", "DecodeGraph", "Int2Codec", "Layer", "OscarError", "PackedCache", "SetPart", "Side", "Tap", "fit",
+__all__ = ["PACKED_ATTENTION", "DecodeGraph", "Int2Codec", "Layer", "OscarError", "PackedCache", "Passage", "SetPart", "Side", "Tap", "fit",
            "load_library", "observe", "read_set", "run", "verify"]
 
 
@@ -24,4 +25,8 @@ def __getattr__(name: str) -> Any:
         from . import packed_cache
 
         return getattr(packed_cache, name)
+    if name == "Passage":
+        from .passages import Passage
+
+        return Passage
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

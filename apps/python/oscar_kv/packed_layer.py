@@ -147,20 +147,20 @@ class PackedSlots:
         """The inverse, of (2, tokens, heads, d): keys and values, float32."""
         return [side.native(x, positions) for side, x in zip(self.sides, stored)]
 
-    def page_of(self, keys: Tensor, values: Tensor) -> Tensor:
-        """Native rows (tokens, heads, d) as one page of so many tokens: its bytes."""
+    def page_of(self, keys: Tensor, values: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Native rows (tokens, heads, d) as one page of so many tokens: its bytes. positions: as in stored()."""
         page = torch.zeros(1, 1, len(keys), self.bytes, dtype=torch.uint8, device=keys.device)
         if len(keys):
-            self.write(page, torch.arange(len(keys), dtype=torch.int32, device=keys.device), self.stored(keys, values))
+            self.write(page, torch.arange(len(keys), dtype=torch.int32, device=keys.device), self.stored(keys, values, positions))
         return page.flatten()
 
-    def rows_of(self, page: Tensor) -> list[Tensor]:
-        """The inverse: keys and values, float32."""
+    def rows_of(self, page: Tensor, positions: Tensor | None = None) -> list[Tensor]:
+        """The inverse, at these positions: keys and values, float32."""
         tokens = len(page) // self.bytes
         stored = torch.empty(2, tokens, self.heads, self.dim, dtype=torch.bfloat16, device=page.device)
         if tokens:
             self.unpack(page.view(1, 1, tokens, self.bytes), torch.arange(tokens, dtype=torch.int32, device=page.device), *stored)
-        return self.native(stored)
+        return self.native(stored, positions)
 
     def of_rank(self, cache: Tensor) -> Tensor:
         """What these tokens take of pages (pages, 1, tokens, bytes) whose slots have room for those of any rank."""
