@@ -13,7 +13,6 @@ struct WindowStepCall {
   int blocks, entries;           // of the cache; copies of blocks
   int requests, new_tokens;      // of a request: this many, or none
   int all_tokens;                // of the step, with those that fill it up
-  int rows_of_request;           // of the tables: 1, or one of each new token
   std::int64_t step;             // its number, larger than those before
 
   const std::int32_t* table;  // (requests, table_width): blocks of each request
@@ -29,8 +28,8 @@ struct WindowStepCall {
   std::int64_t* room;      // (blocks)
 
   std::int32_t *slots, *kept;           // (all_tokens): of the cache and of copies; negative: none
-  std::int32_t *pages, *history;        // (rows, page_width) and (rows): oscar_kv's DecodeTables
-  std::int32_t *copies, *copy_lengths;  // (rows, sink + recent - 1 + new_tokens) and (rows)
+  std::int32_t *pages, *history;        // (requests, page_width) and (requests): oscar_kv's DecodeTables
+  std::int32_t *copies, *copy_lengths;  // (requests, sink + recent - 1 + new_tokens) and (requests)
   int page_width;                       // table_width less the pages of the sink, at least 1
 };
 

@@ -15,10 +15,15 @@
 //   k_norm_weight, norm_epsilon, positions, cos_sin, interleaved, k_finished: what oscar_norm_rope has. float32 or
 //            bfloat16: k_norm_weight (head_dim), cos_sin (any number, rotary_dim). int32 or int64: positions (tokens).
 //            bfloat16: k_finished (tokens, num_kv_heads, head_dim), to be written; it may be k itself
-//   windows, page tables and lengths as for int2_decode
+//   slots    int32 (tokens): page * page_size + token, negative: not written
+//   page_table, window_pages (sequences, pages of each), lengths and window_lengths (sequences): int32
+//   k_window, v_window  bfloat16 (pages, page_size, num_kv_heads, head_dim), rows dense
 //   q        bfloat16 (batch, num_q_heads, head_dim), or (batch, 2 to 8 query tokens, num_q_heads, head_dim): the
 //            newest tokens of a sequence, the last of its window, each of which sees those before it
+#include <cmath>
 #include <cstring>
+#include <optional>
+#include <tuple>
 #include <vector>
 
 #include "kernels/coded_turn.hpp"
@@ -282,35 +287,98 @@ void coded_unpack(const Tensor& slots, const Tensor& pages, const Numbers& numbe
       [&] { on_cpu::coded_unpack(args, layer_of(layout, tables)); });
 }
 
-struct CodedDecode {
-  static constexpr const char* kName = "coded_decode";
+struct DecodeCall {
   oscar_coded_decode_args args{};
   int32_t tokens = 1;
-  const Tensor* tables = nullptr;
-  [[nodiscard]] std::size_t workspace_bytes() const { return oscar_coded_decode_tokens_workspace(&args, tokens); }
-  [[nodiscard]] int on_gpu(void* stream) const { return oscar_coded_decode_tokens(&args, tokens, stream); }
-  void on_cpu() const { on_cpu::coded_decode(args, tokens, layer_of(args.layout, *tables)); }
+
+  [[nodiscard]] int64_t workspace_bytes() const {
+    const auto bytes = static_cast<int64_t>(oscar_coded_decode_tokens_workspace(&args, tokens));
+    if (bytes <= 0) fail("coded_decode: ", oscar_last_error());
+    return bytes;
+  }
 };
 
-CodedDecode coded_decode_of(const Tensor& q, const Tensor& pages, const Numbers& numbers, const Tensor& tables,
-                            const Tensor& page_table, const Tensor& lengths, const Tensor& k_window,
-                            const Tensor& v_window, const Tensor& window_pages, const Tensor& window_lengths,
-                            std::optional<double> softmax_scale, int64_t split_batch) {
+/// All but outputs and workspace.
+DecodeCall decode_of(const Tensor& q, const Tensor& pages, const Numbers& numbers, const Tensor& tables,
+                     const Tensor& page_table, const Tensor& lengths, const Tensor& k_window, const Tensor& v_window,
+                     const Tensor& window_pages, const Tensor& window_lengths, std::optional<double> softmax_scale,
+                     int64_t split_batch) {
   check_tensor(q, "q", q, q.dim() == 4 ? 4 : 3, ScalarType::BFloat16);
   if (!q.is_contiguous()) fail("q is not contiguous");
-  CodedDecode decode;
-  oscar_coded_decode_args& args = decode.args;
-  args.layout = layout_of(numbers, tables, q), decode.tables = &tables;
-  if (q.size(-1) != args.layout.head_dim) fail("q has ", q.size(-1), " channels a head, not ", args.layout.head_dim);
+  DecodeCall call;
+  oscar_coded_decode_args& args = call.args;
+  args.layout = layout_of(numbers, tables, q);
+  const int64_t heads = args.layout.num_kv_heads, dim = args.layout.head_dim;
+  if (q.size(-1) != dim) fail("q has ", q.size(-1), " channels a head, not ", dim);
   check_pages(pages, q, args.layout);
-  if (q.dim() == 4) decode.tokens = static_cast<int32_t>(q.size(1));
+  check_tensor(k_window, "k_window", q, 4, ScalarType::BFloat16);
+  check_tensor(v_window, "v_window", q, 4, ScalarType::BFloat16);
+  if (!(k_window.size(3) == dim && v_window.size(3) == dim)) fail("rows of the window are not ", dim, " wide");
+  if (q.dim() == 4) call.tokens = static_cast<int32_t>(q.size(1));
+  args.batch = static_cast<int32_t>(q.size(0)), args.num_q_heads = static_cast<int32_t>(q.size(-2));
+  args.softmax_scale = static_cast<float>(softmax_scale.value_or(1 / std::sqrt(static_cast<double>(dim))));
+  args.split_batch = static_cast<int32_t>(split_batch), args.q = q.data_ptr();
   args.pages = pages.data_ptr(), args.page_stride = pages.stride(0);
-  fill_decode(args, q, args.layout.num_kv_heads, pages.size(1), "page_table",
-              {page_table, lengths, k_window, v_window, window_pages, window_lengths}, softmax_scale, split_batch);
-  return decode;
+  args.history = table_of(page_table, "page_table", lengths, q, pages.size(1));
+  args.k_window = rows_of(k_window, "k_window", heads), args.v_window = rows_of(v_window, "v_window", heads);
+  args.window = table_of(window_pages, "window_pages", window_lengths, q, k_window.size(1));
+  return call;
 }
 
-using CodedDecoding = Decode<&coded_decode_of>;
+int64_t coded_decode_workspace(const Tensor& q, const Tensor& pages, const Numbers& numbers, const Tensor& tables,
+                               const Tensor& page_table, const Tensor& lengths, const Tensor& k_window,
+                               const Tensor& v_window, const Tensor& window_pages, const Tensor& window_lengths,
+                               std::optional<double> softmax_scale, int64_t split_batch) {
+  const torch::stable::accelerator::DeviceGuard guard(q.get_device_index());
+  return decode_of(q, pages, numbers, tables, page_table, lengths, k_window, v_window, window_pages, window_lengths,
+                   softmax_scale, split_batch)
+      .workspace_bytes();
+}
+
+/// out float32 of q's shape, lse float32 without the last dimension. workspace: bytes that were zeroed once, reused by
+/// every call of one stream; without it each call allocates its own, and on the CPU there is none.
+std::tuple<Tensor, Tensor> coded_decode(const Tensor& q, const Tensor& pages, const Numbers& numbers,
+                                        const Tensor& tables, const Tensor& page_table, const Tensor& lengths,
+                                        const Tensor& k_window, const Tensor& v_window, const Tensor& window_pages,
+                                        const Tensor& window_lengths, std::optional<double> softmax_scale,
+                                        int64_t split_batch, const std::optional<Tensor>& workspace) {
+  DecodeCall call = decode_of(q, pages, numbers, tables, page_table, lengths, k_window, v_window, window_pages,
+                              window_lengths, softmax_scale, split_batch);
+  const auto sizes = q.sizes();
+  const Tensor out = torch::stable::new_empty(q, sizes, ScalarType::Float);
+  const Tensor lse = torch::stable::new_empty(q, {sizes.data(), sizes.size() - 1}, ScalarType::Float);
+  call.args.out = out.mutable_data_ptr<float>(), call.args.lse = lse.mutable_data_ptr<float>();
+  std::optional<Tensor> space = workspace;
+  const auto on_gpu = [&](void* stream) {
+    if (!space) space = torch::stable::new_zeros(q, {call.workspace_bytes()}, ScalarType::Byte);
+    check_tensor(*space, "workspace", q, 1, ScalarType::Byte);
+    call.args.workspace = space->data_ptr(), call.args.workspace_bytes = static_cast<std::size_t>(space->numel());
+    return oscar_coded_decode_tokens(&call.args, call.tokens, stream);
+  };
+  compute(q, "coded_decode", on_gpu,
+          [&] { on_cpu::coded_decode(call.args, call.tokens, layer_of(call.args.layout, tables)); });
+  return {out, lse};
+}
+
+/// Float32 of the shape of x; sizes that torch.compile has no numbers for stay symbols, since torch alone reads them.
+Tensor empty_float_like(const Tensor& x) {
+  using torch::stable::detail::from;
+  StableIValue stack[] = {from(x),
+                          from(std::optional(ScalarType::Float)),
+                          from(std::nullopt),
+                          from(std::nullopt),
+                          from(std::nullopt),
+                          from(std::optional(torch::headeronly::MemoryFormat::Contiguous))};
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::empty_like", "", stack, TORCH_ABI_VERSION));
+  return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+std::tuple<Tensor, Tensor> coded_decode_shapes(const Tensor& q, const Tensor&, const Numbers&, const Tensor&,
+                                               const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                               const Tensor&, const Tensor&, std::optional<double>, int64_t,
+                                               const std::optional<Tensor>&) {
+  return {empty_float_like(q), empty_float_like(torch::stable::select(q, -1, 0))};
+}
 
 }  // namespace
 
@@ -341,7 +409,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(oscar, library) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(oscar, Meta, library) {
-  library.impl("coded_decode", TORCH_BOX(&CodedDecoding::shapes));
+  library.impl("coded_decode", TORCH_BOX(&coded_decode_shapes));
   library.impl("coded_pack", TORCH_BOX(&Nothing<&coded_pack>::run));
   library.impl("coded_unpack", TORCH_BOX(&Nothing<&coded_unpack>::run));
 }
@@ -349,15 +417,15 @@ STABLE_TORCH_LIBRARY_IMPL(oscar, Meta, library) {
 STABLE_TORCH_LIBRARY_IMPL(oscar, CPU, library) {
   library.impl("coded_layout", TORCH_BOX(&coded_layout));
   library.impl("coded_turn", TORCH_BOX(&coded_turn));
-  library.impl("coded_decode", TORCH_BOX(&CodedDecoding::run));
+  library.impl("coded_decode", TORCH_BOX(&coded_decode));
   library.impl("coded_pack", TORCH_BOX(&coded_pack));
   library.impl("coded_unpack", TORCH_BOX(&coded_unpack));
 }
 
 #ifdef OSCAR_HAS_CUDA
 STABLE_TORCH_LIBRARY_IMPL(oscar, CUDA, library) {
-  library.impl("coded_decode", TORCH_BOX(&CodedDecoding::run));
-  library.impl("coded_decode_workspace", TORCH_BOX(&CodedDecoding::workspace));
+  library.impl("coded_decode", TORCH_BOX(&coded_decode));
+  library.impl("coded_decode_workspace", TORCH_BOX(&coded_decode_workspace));
   library.impl("coded_pack", TORCH_BOX(&coded_pack));
   library.impl("coded_unpack", TORCH_BOX(&coded_unpack));
 }

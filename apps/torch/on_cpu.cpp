@@ -7,7 +7,6 @@
 #include "kernels/coded_turn.hpp"
 #include "kernels/reference/attention.hpp"
 #include "kernels/reference/packing.hpp"
-#include "kernels/reference/row_codec.hpp"
 #include "kernels/reference/stored_rows.hpp"
 #include "stable_torch.hpp"
 
@@ -70,55 +69,6 @@ Row product(Row x, const std::uint16_t* matrix, const float* before, const float
   return y;
 }
 
-Row int2_row(const oscar_paged_rows& codes, const oscar_paged_rows& params, std::int64_t page, std::int64_t token,
-             std::int64_t head, int dim, int group_size, oscar_dtype type) {
-  const int groups = dim / group_size;
-  QuantizedRows packed{std::vector<std::uint8_t>(size_of_row(dim)), {}, {}};
-  reference::unpack_int2({row_of(codes, page, token, head), size_of_row(dim / 4)}, packed.codes);
-  const Row pairs = read(row_of(params, page, token, head), type, 2 * groups);
-  for (std::size_t i = 0; i < pairs.size(); i += 2)
-    packed.scale.push_back(pairs[i]), packed.zero.push_back(pairs[i + 1]);
-  Row row(size_of_row(dim));
-  reference::decode_row(packed, row);
-  return row;
-}
-
-/// What decoding INT2 and coded rows have in common. packed(side, page, token, head): a row of the history.
-template <class Args, class Packed>
-void decode(const Args& args, int kv_heads, int dim, int query_tokens, const Packed& packed) {
-  const int group = args.num_q_heads / kv_heads;
-  if (group * kv_heads != args.num_q_heads) fail("num_q_heads must be a multiple of num_kv_heads");
-  const double scale = args.softmax_scale * std::sqrt(dim);  // over that of the reference
-  in_parallel(std::int64_t{args.batch} * kv_heads, 1, [&](std::int64_t task) {
-    const std::int64_t b = task / kv_heads, head = task % kv_heads;
-    const int history = args.history.lengths[b], window = args.window.lengths[b];
-    std::array<reference::CacheRows, 2> rows{{{dim, {}, {}}, {dim, {}, {}}}};
-    const auto page_of = [&](const oscar_page_table& table, int token) {
-      return table.pages[b * table.pages_per_sequence + token / table.page_size];
-    };
-    for (int side = 0; side < 2; ++side) {
-      Row& all = rows[static_cast<std::size_t>(side)].stored;
-      const auto add = [&](const Row& row) { all.insert(all.end(), row.begin(), row.end()); };
-      for (int t = 0; t < history; ++t) add(packed(side, page_of(args.history, t), t % args.history.page_size, head));
-      const oscar_paged_rows& pool = side == 0 ? args.k_window : args.v_window;
-      for (int t = 0; t < window; ++t)
-        add(read(row_of(pool, page_of(args.window, t), t % args.window.page_size, head), OSCAR_BFLOAT16, dim));
-    }
-    for (int i = 0; i < query_tokens * group; ++i) {
-      const int token = i / group, seen = history + std::max(window - (query_tokens - 1 - token), 0);
-      const std::int64_t at = (b * query_tokens + token) * args.num_q_heads + head * group + i % group;
-      const Row q = read(bytes_of(args.q) + 2 * at * dim, OSCAR_BFLOAT16, dim);
-      reference::Query query{{q.begin(), q.end()}, seen - 1, 0};
-      for (double& x : query.row) x *= scale;
-      const reference::Attention found = seen > 0 ? reference::attend_exactly(query, rows[0], rows[1])
-                                                  : reference::Attention{{}, {}, Doubles(q.size())};
-      std::ranges::copy(found.output, args.out + at * dim);
-      const auto top = std::ranges::max_element(found.probabilities) - found.probabilities.begin();
-      args.lse[at] = seen > 0 ? static_cast<float>(found.scores[top] - std::log(found.probabilities[top])) : -INFINITY;
-    }
-  });
-}
-
 /// A key through the norm and RoPE that it lacks; written where finished rows are wanted.
 void finish(const oscar_norm_rope& call, int token, int head, Row& row) {
   const int dim = static_cast<int>(row.size());
@@ -154,54 +104,6 @@ void turn(const oscar_coded_turned& turned, std::int64_t token, int head, Row& r
 }
 
 }  // namespace
-
-void int2_pack(const oscar_int2_pack_args& args, Grid grid) {
-  const int dim = args.head_dim;
-  const auto groups = size_of_row(dim / args.group_size);
-  in_parallel(args.num_tokens, kTokens, [&](std::int64_t t) {
-    const std::int64_t slot = args.slots[t];
-    if (slot < 0) return;
-    for (int head = 0; head < args.num_kv_heads; ++head) {
-      Row row = read(bytes_of(args.x) + t * args.x_token_stride + head * args.x_head_stride, OSCAR_BFLOAT16, dim);
-      if (args.rotation != nullptr) {
-        const auto* const matrix = bytes_of(args.rotation) + head * args.rotation_head_stride;
-        row = product(std::move(row), reinterpret_cast<const std::uint16_t*>(matrix), nullptr, nullptr);
-      }
-      RowCodec codec{.group_size = args.group_size, .clip_ratio = args.clip_ratio, .grid = grid};
-      codec.scale_dtype = dtype_of(args.param_dtype);
-      if (args.clip_ranks != nullptr) {
-        const int rank = args.clip_ranks[head];
-        codec.clip_ratio = rank < 0 ? 0 : (rank + 0.5) / dim;
-      }
-      const QuantizedRows encoded = reference::encode_row(codec, row);
-      Row pairs;
-      for (std::size_t i = 0; i < groups; ++i) pairs.push_back(encoded.scale[i]), pairs.push_back(encoded.zero[i]);
-      const std::int64_t page = slot / args.page_size, token = slot % args.page_size;
-      reference::pack_int2(encoded.codes, {row_of(args.codes, page, token, head), size_of_row(dim / 4)});
-      reference::pack_parameters(pairs, codec.scale_dtype,
-                                 {row_of(args.params, page, token, head), pairs.size() * size_of(codec.scale_dtype)});
-    }
-  });
-}
-
-void int2_unpack(const oscar_int2_unpack_args& args) {
-  in_parallel(args.num_tokens, kTokens, [&](std::int64_t t) {
-    const std::int64_t slot = args.slots[t];
-    for (int head = 0; slot >= 0 && head < args.num_kv_heads; ++head) {
-      write_bf16(row_of(args.out, t, head),
-                 int2_row(args.codes, args.params, slot / args.page_size, slot % args.page_size, head, args.head_dim,
-                          args.group_size, args.param_dtype));
-    }
-  });
-}
-
-void int2_decode(const oscar_int2_decode_args& args) {
-  decode(args, args.num_kv_heads, args.head_dim, 1,
-         [&](int side, std::int64_t page, std::int64_t token, std::int64_t head) {
-           return int2_row(side == 0 ? args.k_codes : args.v_codes, side == 0 ? args.k_params : args.v_params, page,
-                           token, head, args.head_dim, args.group_size, args.param_dtype);
-         });
-}
 
 CodedLayer::CodedLayer(int heads, int dim, const std::array<const std::uint8_t*, 2>& bits,
                        const std::array<const float*, 2>& steps, const std::array<const float*, 2>& sigmas) {
@@ -277,13 +179,44 @@ void coded_unpack(const oscar_coded_unpack_args& args, const CodedLayer& layer) 
 }
 
 void coded_decode(const oscar_coded_decode_args& args, int query_tokens, const CodedLayer& layer) {
-  decode(
-      args, args.layout.num_kv_heads, args.layout.head_dim, query_tokens,
-      [&](int side, std::int64_t page, std::int64_t token, std::int64_t head) {
-        Row row(size_of_row(args.layout.head_dim));
-        layer.rows(side, head).read(bytes_of(args.pages) + page * args.page_stride, row, args.history.page_size, token);
-        return row;
-      });
+  const int kv_heads = args.layout.num_kv_heads, dim = args.layout.head_dim;
+  const int group = args.num_q_heads / kv_heads;
+  if (group * kv_heads != args.num_q_heads) fail("num_q_heads must be a multiple of num_kv_heads");
+  const double scale = args.softmax_scale * std::sqrt(dim);  // over that of the reference
+  in_parallel(std::int64_t{args.batch} * kv_heads, 1, [&](std::int64_t task) {
+    const std::int64_t b = task / kv_heads, head = task % kv_heads;
+    const int history = args.history.lengths[b], window = args.window.lengths[b];
+    std::array<reference::CacheRows, 2> rows{{{dim, {}, {}}, {dim, {}, {}}}};
+    const auto page_of = [&](const oscar_page_table& table, int token) {
+      return table.pages[b * table.pages_per_sequence + token / table.page_size];
+    };
+    for (int side = 0; side < 2; ++side) {
+      Row& all = rows[static_cast<std::size_t>(side)].stored;
+      const auto add = [&](const Row& row) { all.insert(all.end(), row.begin(), row.end()); };
+      for (int t = 0; t < history; ++t) {
+        Row row(size_of_row(dim));
+        layer.rows(side, head)
+            .read(bytes_of(args.pages) + page_of(args.history, t) * args.page_stride, row, args.history.page_size,
+                  t % args.history.page_size);
+        add(row);
+      }
+      const oscar_paged_rows& pool = side == 0 ? args.k_window : args.v_window;
+      for (int t = 0; t < window; ++t)
+        add(read(row_of(pool, page_of(args.window, t), t % args.window.page_size, head), OSCAR_BFLOAT16, dim));
+    }
+    for (int i = 0; i < query_tokens * group; ++i) {
+      const int token = i / group, seen = history + std::max(window - (query_tokens - 1 - token), 0);
+      const std::int64_t at = (b * query_tokens + token) * args.num_q_heads + head * group + i % group;
+      const Row q = read(bytes_of(args.q) + 2 * at * dim, OSCAR_BFLOAT16, dim);
+      reference::Query query{{q.begin(), q.end()}, seen - 1, 0};
+      for (double& x : query.row) x *= scale;
+      const reference::Attention found = seen > 0 ? reference::attend_exactly(query, rows[0], rows[1])
+                                                  : reference::Attention{{}, {}, Doubles(q.size())};
+      std::ranges::copy(found.output, args.out + at * dim);
+      const auto top = std::ranges::max_element(found.probabilities) - found.probabilities.begin();
+      args.lse[at] = seen > 0 ? static_cast<float>(found.scores[top] - std::log(found.probabilities[top])) : -INFINITY;
+    }
+  });
 }
 
 void rotate_rows(std::span<const oscar_row_product> products, int head_dim) {
@@ -349,19 +282,18 @@ void step_windows(const WindowStepCall& call) {
     call.kept[t] = slot < 0 ? -1 : copy_of(slot / call.block_size, slot);
   }
   const int width = call.sink + call.recent - 1 + call.new_tokens;
-  for (int row = 0; row < call.requests * call.rows_of_request; ++row) {
-    const auto& [sinks, begin, after, takes_part] = requests[static_cast<std::size_t>(row / call.rows_of_request)];
-    const std::int32_t* const blocks = call.table + row / call.rows_of_request * call.table_stride;
+  for (int r = 0; r < call.requests; ++r) {
+    const auto& [sinks, begin, after, takes_part] = requests[static_cast<std::size_t>(r)];
+    const std::int32_t* const blocks = call.table + r * call.table_stride;
     std::copy_n(blocks + call.table_width - call.page_width, call.page_width,
-                call.pages + std::int64_t{row} * call.page_width);
+                call.pages + std::int64_t{r} * call.page_width);
     for (int place = 0; place < width; ++place) {
       const int token = place < sinks ? place : place + begin - sinks;
       const int block = blocks[std::min(token / call.block_size, call.table_width - 1)];
-      call.copies[std::int64_t{row} * width + place] = std::max(copy_of(block, token), 0);
+      call.copies[std::int64_t{r} * width + place] = std::max(copy_of(block, token), 0);
     }
-    const int later = call.rows_of_request - 1 - row % call.rows_of_request;
-    call.history[row] = takes_part ? begin - sinks : 0;
-    call.copy_lengths[row] = takes_part ? std::max(sinks + after - begin - later, 0) : 0;
+    call.history[r] = takes_part ? begin - sinks : 0;
+    call.copy_lengths[r] = takes_part ? sinks + after - begin : 0;
   }
 }
 

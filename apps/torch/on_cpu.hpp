@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // What the C functions of kernels/include/oscar compute, for arguments whose pointers are host memory: the operators of
-// CPU tensors, by kernels/reference. Rows may have any dimension that packs (INT2: a multiple of 4, coded: of 8), and
-// pages any size. Errors: RuntimeError.
+// CPU tensors, by kernels/reference. Rows may have any dimension that is a multiple of 8, and pages any size. Errors:
+// RuntimeError.
 #pragma once
 
 #include <array>
@@ -15,10 +15,6 @@
 #include "oscar/rotate_rows.h"
 
 namespace oscar::operators::on_cpu {
-
-void int2_pack(const oscar_int2_pack_args& args, Grid grid);
-void int2_unpack(const oscar_int2_unpack_args& args);
-void int2_decode(const oscar_int2_decode_args& args);
 
 /// How the rows of a coded layer lie in its pages.
 struct CodedLayer {

@@ -12,7 +12,8 @@
 // window_step: which blocks of a server's paged cache have exact copies in a step, and what attention is told of it
 // (oscar_kv/window_blocks.py, kernels/window_step.hpp). int32 are
 //   table (requests, any), starts (requests + 1), lengths (requests): what the server says of the step
-//   slots, kept (tokens); pages (rows, any), history (rows), copies (rows, any), copy_lengths (rows): to be written
+//   slots, kept (tokens); pages (requests, any), history (requests), copies (requests, any), copy_lengths (requests):
+//   to be written
 // and int64, of the blocks of the cache and of the entries that copies have:
 //   written (tokens), entry_of (blocks + 1), block_of and read_in (entries + 1), room (blocks + 1)
 #include <array>
@@ -94,7 +95,7 @@ void window_step(const Tensor& table, const Tensor& starts, const Tensor& length
                  int64_t step) {
   check_tensor(table, "table", table, 2, ScalarType::Int);
   check_tensor(pages, "pages", table, 2, ScalarType::Int), check_tensor(copies, "copies", table, 2, ScalarType::Int);
-  const int64_t requests = table.size(0), tokens = written.numel(), rows = pages.size(0);
+  const int64_t requests = table.size(0), tokens = written.numel();
   const int64_t blocks = entry_of.numel() - 1, entries = block_of.numel() - 1;
   WindowStepCall call{};
   call.block_size = static_cast<int>(block_size), call.sink = static_cast<int>(sink);
@@ -102,14 +103,12 @@ void window_step(const Tensor& table, const Tensor& starts, const Tensor& length
   call.new_tokens = static_cast<int>(copies.size(1) - (sink + recent - 1));
   if (!(block_size > 0 && sink >= 0 && recent > 0 && call.new_tokens > 0))
     fail("copies has ", copies.size(1), " tokens, with a window of ", sink, " + ", recent);
-  if (!(requests > 0 && rows > 0 && rows % requests == 0 && rows < 65535))
-    fail("pages has ", rows, " rows for ", requests, " requests");
+  if (!(requests > 0 && requests < 65535)) fail("table has ", requests, " requests");
   if (!(pages.size(1) > 0 && pages.size(1) <= table.size(1)))
     fail("pages is ", shape_of(pages), ", and the table ", shape_of(table));
   if (entries >= 1 << 24) fail(entries, " entries are too many");
   call.blocks = static_cast<int>(blocks), call.entries = static_cast<int>(entries);
   call.requests = static_cast<int>(requests), call.all_tokens = static_cast<int>(tokens);
-  call.rows_of_request = static_cast<int>(rows / requests);
   call.table = table.const_data_ptr<int32_t>(), call.table_stride = table.stride(0);
   call.table_width = static_cast<int>(table.size(1)), call.page_width = static_cast<int>(pages.size(1));
   call.starts = numbers_of<int32_t>(starts, "starts", table, requests + 1);
@@ -121,10 +120,10 @@ void window_step(const Tensor& table, const Tensor& starts, const Tensor& length
   call.room = numbers_of<int64_t>(room, "room", table, blocks + 1);
   call.slots = numbers_of<int32_t>(slots, "slots", table, tokens);
   call.kept = numbers_of<int32_t>(kept, "kept", table, tokens);
-  call.pages = numbers_of<int32_t>(pages, "pages", table, rows * pages.size(1));
-  call.history = numbers_of<int32_t>(history, "history", table, rows);
-  call.copies = numbers_of<int32_t>(copies, "copies", table, rows * copies.size(1));
-  call.copy_lengths = numbers_of<int32_t>(copy_lengths, "copy_lengths", table, rows);
+  call.pages = numbers_of<int32_t>(pages, "pages", table, requests * pages.size(1));
+  call.history = numbers_of<int32_t>(history, "history", table, requests);
+  call.copies = numbers_of<int32_t>(copies, "copies", table, requests * copies.size(1));
+  call.copy_lengths = numbers_of<int32_t>(copy_lengths, "copy_lengths", table, requests);
   compute(
       table, "window_step", [&](void* stream) { return step_windows(call, stream); },
       [&] { on_cpu::step_windows(call); });

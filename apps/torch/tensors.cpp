@@ -47,16 +47,4 @@ oscar_page_table table_of(const Tensor& pages, const char* name, const Tensor& l
   return {pages.const_data_ptr<int32_t>(), lengths.const_data_ptr<int32_t>(), each, size, each * size};
 }
 
-Tensor empty_float_like(const Tensor& x) {
-  using torch::stable::detail::from;
-  StableIValue stack[] = {from(x),
-                          from(std::optional(ScalarType::Float)),
-                          from(std::nullopt),
-                          from(std::nullopt),
-                          from(std::nullopt),
-                          from(std::optional(torch::headeronly::MemoryFormat::Contiguous))};
-  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::empty_like", "", stack, TORCH_ABI_VERSION));
-  return torch::stable::detail::to<Tensor>(stack[0]);
-}
-
 }  // namespace oscar::operators

@@ -13,10 +13,6 @@ constexpr int kRefused = 1;
 
 extern "C" {
 const char* oscar_last_error() { return "liboscar_torch.so was built without CUDA"; }
-std::size_t oscar_int2_decode_workspace(const oscar_int2_decode_args*) { return 0; }
-int oscar_int2_decode(const oscar_int2_decode_args*, void*) { return kRefused; }
-int oscar_int2_pack(const oscar_int2_pack_args*, void*) { return kRefused; }
-int oscar_int2_unpack(const oscar_int2_unpack_args*, void*) { return kRefused; }
 int oscar_coded_layout_of(const oscar_coded_format*, oscar_coded_layout*, void*) { return kRefused; }
 int oscar_coded_pack_table_of(const oscar_coded_format*, const float*, const float*, int64_t*, void*) {
   return kRefused;

@@ -3,12 +3,14 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <bit>
 #include <limits>
+#include <string>
 
 #include "kernels/cuda/coded_attention_scores.cuh"
 #include "kernels/cuda/coded_layout.hpp"
-#include "kernels/cuda/int2_arguments.hpp"
-#include "kernels/cuda/int2_launch.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/server_arguments.hpp"
 
 namespace oscar::cuda {
 namespace {
@@ -16,7 +18,7 @@ namespace {
 /// What is wrong with the arguments; null if nothing is.
 const char* problem(const oscar_coded_decode_args& a) {
   const oscar_coded_layout& layout = a.layout;
-  if (const char* wrong = shape_problem(layout.head_dim, layout.head_dim, OSCAR_FLOAT32)) return wrong;
+  if (const char* wrong = head_dim_problem(layout.head_dim)) return wrong;
   if (const char* wrong = batch_problem(a.batch, a.split_batch, a.num_q_heads, layout.num_kv_heads, a.softmax_scale))
     return wrong;
   if (layout.table == nullptr || reinterpret_cast<std::uintptr_t>(layout.table) % 16 != 0) {
@@ -63,13 +65,18 @@ void choose_rule(std::int64_t batch, const oscar_coded_layout& layout, CodedPara
   const SharedMemory memory;
   CodedTiling& tiling = p.tiling = CodedTiling::of(layout.head_dim, p.part_heads, layout.value_operands);
   const int units = layout.num_kv_heads * p.parts, warps_at_once = tiling.warps_at_once();
-  SplitRule& rule = p.rule = SplitRule::of_coded(batch * units, units, warps_at_once);
+  SplitRule& rule = p.rule = SplitRule::of(batch * units, units, warps_at_once);
   const int blocks = warps_at_once / rule.warps;
   p.most_shared_bytes = memory.block - kOther;
   const int share = rule.warps == 8 ? memory.multiprocessor / blocks - 4 * 1024 : p.most_shared_bytes;
   const int copies = std::min(share, p.most_shared_bytes) - 128 * layout.key_operands * tiling.key_tiles;
   tiling = tiling.fitted(copies, layout.planes, rule.warps);
   rule.warps = tiling.warps(copies, layout.planes, rule.warps);
+}
+
+PagedRows narrow(const oscar_paged_rows& rows) {
+  return {static_cast<const unsigned char*>(rows.data), static_cast<int>(rows.page_stride),
+          static_cast<int>(rows.token_stride), static_cast<int>(rows.head_stride)};
 }
 
 CodedParams params_of(const oscar_coded_decode_args& a, int query_tokens) {
@@ -81,12 +88,22 @@ CodedParams params_of(const oscar_coded_decode_args& a, int query_tokens) {
   p.part_heads = (heads + p.parts - 1) / p.parts;
   choose_rule(a.split_batch > 0 ? a.split_batch : a.batch, a.layout, p);
   p.page_stride = static_cast<int>(a.page_stride);
-  fill_common(a, dim, p);
+  p.args = a;
+  p.k_window = narrow(a.k_window), p.v_window = narrow(a.v_window);
+  p.longest = SplitPlan(a.history.max_length, a.window.max_length, p.rule);
+  p.max_splits = SplitPlan::most(a.history.max_length, a.window.max_length, p.rule);
+  p.unit_floats = std::int64_t{p.max_splits} * partial_floats(p.part_heads, dim);
+  p.history_shift = std::countr_zero(static_cast<unsigned>(a.history.page_size));
+  p.window_shift = std::countr_zero(static_cast<unsigned>(a.window.page_size));
+  p.score_scale = a.softmax_scale * 1.4426950408889634F;
   return p;
 }
 
+/// Bytes of a workspace that counters of finished splits take: the same for all calls of up to 16384 counters, so that
+/// calls of different shapes can share a workspace, which expect zeros there.
 std::size_t ticket_bytes(const CodedParams& p) {
-  return counter_bytes(static_cast<std::size_t>(p.args.batch) * p.args.layout.num_kv_heads * p.parts);
+  const std::size_t counters = static_cast<std::size_t>(p.args.batch) * p.args.layout.num_kv_heads * p.parts;
+  return std::max<std::size_t>((4 * counters + 255) / 256 * 256, 64 * 1024);
 }
 
 }  // namespace
@@ -113,8 +130,15 @@ __attribute__((visibility("default"))) int oscar_coded_decode_tokens(const oscar
                                                                      int32_t query_tokens, void* stream) {
   const std::size_t needed = oscar_coded_decode_tokens_workspace(args, query_tokens);
   if (needed == 0) return cudaErrorInvalidValue;
+  if (args->out == nullptr || reinterpret_cast<std::uintptr_t>(args->out) % 8 != 0) {
+    return refuse("out must not be null, and 8-byte aligned");
+  }
+  if (args->workspace == nullptr || args->workspace_bytes < needed) {
+    return refuse("the workspace must have " + std::to_string(needed) + " bytes");
+  }
   CodedParams p = params_of(*args, query_tokens);
-  if (const int refused = place_results(*args, needed, ticket_bytes(p), p)) return refused;
+  p.tickets = static_cast<int*>(args->workspace);
+  p.partials = reinterpret_cast<float*>(static_cast<char*>(args->workspace) + ticket_bytes(p));
   return with_head_dim(args->layout.head_dim,
                        [&]<int kDim>() { return launch_coded<kDim>(p, static_cast<cudaStream_t>(stream)); });
 }

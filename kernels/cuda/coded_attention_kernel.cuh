@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT
-// The coded decode kernel itself, and which of its shapes is launched. It cuts sequences, reads the window and adds up
-// splits as the INT2 kernel does. Each head size is a file of its own, since a compiler takes long for them.
+// The coded decode kernel itself, and which of its shapes is launched. Each head size is a file of its own, since a
+// compiler takes long for them.
 #pragma once
 
 #include <algorithm>
 
 #include "kernels/cuda/coded_attention_team.cuh"
+#include "kernels/cuda/coded_attention_window.cuh"
+#include "kernels/cuda/launch.cuh"
 
 namespace oscar::cuda {
 
@@ -52,11 +54,11 @@ __global__ void __launch_bounds__(kWarp* kMostDecodeWarps, S::kBlocks)
   const PartialView<S> all{p.partials + unit * p.unit_floats, heads.count, p.max_splits};
   if (split < plan.window_splits) {
     const int first = split * plan.window_tokens, end = min(first + plan.window_tokens, window);
-    WarpState<S> state;
-    const WindowWarp<S, CodedParams> work(p, sequence, kv_head);
+    WindowState<S> state;
+    const WindowWarp<S> work(p, sequence, kv_head);
     work.fetch(first, end);
     work.run(first, end, warp, heads, state);
-    merge_warps<S>(state, false, shared, p.warp_bytes, p.rule.warps, all, split, [](int, float*) {});
+    merge_window<S>(state, shared, p.warp_bytes, p.rule.warps, all, split);
   } else {
     const CodedQueries<S> queries(reinterpret_cast<unsigned*>(shared + p.rule.warps * p.warp_bytes), units);
     const int first = plan.history_first(split), end = min(first + plan.history_tokens, length);
@@ -74,7 +76,7 @@ __global__ void __launch_bounds__(kWarp* kMostDecodeWarps, S::kBlocks)
     TeamMerge<S>(sums, operands, p.rule.warps, reinterpret_cast<float*>(shared)).run(state, all, split);
   }
   if (!is_last_block(p.tickets + unit, plan.count())) return;
-  SplitMerge<S, CodedHeads>(all, plan.count(), heads, reinterpret_cast<float*>(shared))
+  SplitMerge<S>(all, plan.count(), heads, reinterpret_cast<float*>(shared))
       .run(p.args.out + row * S::kDim, p.args.lse == nullptr ? nullptr : p.args.lse + row);
 }
 
@@ -83,7 +85,7 @@ int launch(CodedParams p, cudaStream_t stream) {
   static_assert(S::kTeam * kTeamMergeBytes<S> > 0 && kMostDecodeWarps % S::kTeam == 0);
   const int planes = p.args.layout.planes, queries = CodedQueries<S>::bytes(p.args.layout.key_operands);
   p.stage_bytes = S::kTiling.stage_bytes(planes);
-  p.warp_bytes = std::max({S::kTiling.warp_bytes(planes), kTeamMergeBytes<S> / S::kTeam, kMergeBytes<S>});
+  p.warp_bytes = std::max({S::kTiling.warp_bytes(planes), kTeamMergeBytes<S> / S::kTeam, kWindowMergeBytes<S>});
   const dim3 grid(static_cast<unsigned>(p.args.layout.num_kv_heads * p.parts), static_cast<unsigned>(p.args.batch),
                   static_cast<unsigned>(p.max_splits));
   const int bytes = std::max(p.rule.warps * p.warp_bytes + queries, split_merge_bytes(p.part_heads, p.max_splits));

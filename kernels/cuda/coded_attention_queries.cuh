@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/coded_layout.hpp"
-#include "kernels/cuda/int2_mma.cuh"
+#include "kernels/cuda/tensor_cores.cuh"
 #include "kernels/cuda/warp.cuh"
 
 namespace oscar::cuda {

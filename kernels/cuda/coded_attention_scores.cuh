@@ -5,17 +5,44 @@
 
 #include <cuda_runtime.h>
 
+#include <cstdint>
+
 #include "kernels/cuda/coded_attention_queries.cuh"
 #include "kernels/cuda/coded_layout.hpp"
 #include "kernels/cuda/decode_plan.hpp"
-#include "kernels/cuda/int2_decode_warp.cuh"
 #include "oscar/coded_attention.h"
 
 namespace oscar::cuda {
 
 // What the coded decode kernel is given.
 
-/// The arguments as the kernel takes them; members that DecodeParams has mean the same.
+/// Floats that a split's result takes: see PartialView.
+constexpr int partial_floats(int heads, int head_dim) { return (heads + 3) / 4 * 4 * (head_dim + 2); }
+
+/// Splits whose results are read at once when they are added up: the 33 that a single sequence of 8 KV heads has, in
+/// whole 16 bytes of factors.
+inline constexpr int kSplitsAtOnce = 36;
+static_assert(kSplitsAtOnce % 4 == 0);
+OSCAR_HOST_DEVICE constexpr int padded_splits(int splits) {
+  return (splits + kSplitsAtOnce - 1) / kSplitsAtOnce * kSplitsAtOnce;
+}
+/// Bytes of shared memory that adding up takes.
+constexpr int split_merge_bytes(int heads, int splits) { return 4 * heads * padded_splits(splits); }
+
+inline constexpr int kMostDecodeWarps = 8;  // of a block
+
+/// oscar_paged_rows with strides that one multiplication takes.
+struct PagedRows {
+  const unsigned char* data;
+  int page_stride, token_stride, head_stride;
+
+  __device__ const unsigned char* head(int kv_head) const { return data + std::int64_t{head_stride} * kv_head; }
+  __device__ const unsigned char* at(const unsigned char* from, int page, int slot) const {
+    return from + std::int64_t{page_stride} * page + std::int64_t{token_stride} * slot;
+  }
+};
+
+/// The arguments as the kernel takes them.
 struct CodedParams {
   oscar_coded_decode_args args;
   PagedRows k_window, v_window;
@@ -24,15 +51,15 @@ struct CodedParams {
   int query_tokens, per_token_inverse;  // see CodedHeads
   int parts, part_heads;                // of a KV head's query heads of all tokens
   int max_splits;
-  SplitPlan longest;
-  int history_shift, window_shift;
-  int page_stride;  // of the history, in bytes
-  float score_scale;
-  float* partials;
-  std::int64_t unit_floats;
-  int* tickets;
-  int most_shared_bytes;        // of any block
-  int stage_bytes, warp_bytes;  // of a step's copies; of all that a warp has in shared memory
+  SplitPlan longest;                // of a sequence of max_length
+  int history_shift, window_shift;  // log2 of the page sizes
+  int page_stride;                  // of the history, in bytes
+  float score_scale;                // softmax scale * log2(e)
+  float* partials;                  // (batch, num_kv_heads * parts): see PartialView
+  std::int64_t unit_floats;         // of a (sequence, part)
+  int* tickets;                     // (batch, num_kv_heads * parts)
+  int most_shared_bytes;            // of any block
+  int stage_bytes, warp_bytes;      // of a step's copies; of all that a warp has in shared memory
 };
 
 /// Launches the kernel for kDim channels a head. Returns a cudaError_t.
@@ -40,6 +67,10 @@ template <int kDim>
 int launch_coded(const CodedParams& p, cudaStream_t stream);
 
 // The shapes of the coded decode kernel, and how a warp copies its packed rows ahead of the step that it reads.
+// Products have tokens as rows: scores (16 tokens, heads) = K Q^T, out (channels, heads) = V^T P^T. Lane l stands for g
+// = l / 4 and t = l % 4, as in tensor_cores.cuh. A key tile is four heads: lane (g, t) has the scores of tokens g and g
+// + 8 with head t of each tile. A value tile is two key tiles, interleaved: column 2t is head t of the first, column 2t
+// + 1 of the second.
 
 /// head_dim, operands of the values at most, key tiles.
 template <int kHeadDim, int kMostOperands, int kNumKeyTiles>
@@ -47,12 +78,11 @@ struct CodedShape {
   static constexpr CodedTiling kTiling{kNumKeyTiles, kMostOperands};
   static constexpr int kDim = kHeadDim, kKeyTiles = kNumKeyTiles, kValueTiles = (kKeyTiles + 1) / 2;
   static constexpr int kHeads = 4 * kKeyTiles, kOperands = kMostOperands;
-  static constexpr int kGroups = 2, kTiles = kDim / 16, kOutTiles = kTiles;  // for the window
-  static constexpr int kHalves = kTiling.step() / 16;                        // of a step: 16 tokens each
-  static constexpr int kTeam = kTiling.team();                               // warps that share their tokens
-  static constexpr int kStages = kTiling.stages();                           // of copies
-  static constexpr int kOwnPairs = (kOperands / 2 + kTeam - 1) / kTeam;      // of operands of the values, of a warp
-  static constexpr bool kClassColumns = kKeyTiles == 1;                      // see CodedTeam
+  static constexpr int kHalves = kTiling.step() / 16;                    // of a step: 16 tokens each
+  static constexpr int kTeam = kTiling.team();                           // warps that share their tokens
+  static constexpr int kStages = kTiling.stages();                       // of copies
+  static constexpr int kOwnPairs = (kOperands / 2 + kTeam - 1) / kTeam;  // of operands of the values, of a warp
+  static constexpr bool kClassColumns = kKeyTiles == 1;                  // see CodedTeam
   static constexpr int kWeightSets = kClassColumns ? 1 : 2;
   static constexpr int kWeightsBytes = kTiling.weights_bytes();
   static constexpr int kBlocks = kTiling.warps_at_once() / kMostDecodeWarps;  // of a multiprocessor
@@ -248,8 +278,8 @@ class CodedCopies {
   const unsigned char* page_ = nullptr;  // the lane's rows in the page that is being copied, where next_ is not null
 };
 
-// The scores of one warp of the coded decode kernel: 32 or 64 tokens at a time. What lanes have is laid out as
-// int2_decode_warp.cuh says.
+// The scores of one warp of the coded decode kernel: 32 or 64 tokens at a time. CodedShape says which
+// lane has what.
 
 template <class S>
 class CodedScores {

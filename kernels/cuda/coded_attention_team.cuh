@@ -3,14 +3,13 @@
 #pragma once
 
 #include "kernels/cuda/coded_attention_scores.cuh"
-#include "kernels/cuda/int2_decode_kernel.cuh"
+#include "kernels/cuda/split_merge.cuh"
 
 namespace oscar::cuda {
 
 // A team of warps on its way through packed rows of the coded cache. Each warp computes the scores of 32 or 64 tokens
 // of its own and hands the weights over in shared memory; then each multiplies the weights of all tokens of the team
-// with its own part of the values' operands. So many warps have few registers of outputs each. What a warp's lanes have
-// is laid out as int2_decode_warp.cuh says.
+// with its own part of the values' operands. So many warps have few registers of outputs each.
 
 /// What a warp of a team has computed.
 template <class S>
@@ -142,7 +141,7 @@ class CodedTeam {
     return any;
   }
 
-  /// Raises the state of the whole team, as WarpState::raise() does that of a warp.
+  /// Raises the state of the whole team, as WindowState::raise() does that of a warp.
   __device__ __forceinline__ void raise(const float (&scores)[S::kKeyTiles][S::kHalves][2], TeamState<S>& state) const {
     constexpr float kHeadroom = 8;  // float16 holds 2^8 as well as 1
     float tops[S::kKeyTiles];

@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "kernels/cuda/int2_arguments.hpp"
+#include "kernels/cuda/server_arguments.hpp"
 #include "kernels/reference/coded_operands.hpp"
 
 namespace oscar::cuda {

@@ -11,7 +11,7 @@
 #include "kernels/cuda/coded_pack_encode.cuh"
 #include "kernels/cuda/coded_pack_rows.cuh"
 #include "kernels/cuda/coded_turn.cuh"
-#include "kernels/cuda/int2_launch.cuh"
+#include "kernels/cuda/launch.cuh"
 
 namespace oscar::cuda {
 namespace {
@@ -54,7 +54,7 @@ __device__ __forceinline__ void make_bias(const oscar_coded_rows& rows, int head
 #pragma unroll 16
       for (unsigned k = 0; k < kDim; ++k) {
         const unsigned char* const at = rotation + place<kDim>(k, i / 8) + i % 8 * 2;
-        sum = __fmaf_rn(-__ldg(mean + k), float_of(*reinterpret_cast<const unsigned short*>(at)), sum);
+        sum = __fmaf_rn(-__ldg(mean + k), low_bf16(*reinterpret_cast<const unsigned short*>(at)), sum);
       }
     }
     bias[i] = sum;
@@ -70,7 +70,7 @@ __device__ __forceinline__ void turn_back(const CodedTile<kDim>& tile, const osc
   for (unsigned row = 0; row < kCodedPackTokens; ++row) {
     pairs.back(
         [&](int channel) { return reinterpret_cast<__nv_bfloat16*>(tile.at(row, static_cast<unsigned>(channel))); },
-        __shfl_sync(kQuadLanes, position, static_cast<int>(row)));
+        __shfl_sync(kAllLanes, position, static_cast<int>(row)));
   }
   __syncwarp();
 }
@@ -78,14 +78,14 @@ __device__ __forceinline__ void turn_back(const CodedTile<kDim>& tile, const osc
 /// Grid: (any number, sides * num_kv_heads); blocks of a head and side share its tiles. kTurns: keys before RoPE, and
 /// no values.
 template <int kDim, bool kRotate, bool kNormRope, bool kTurns>
-__global__ void __launch_bounds__(CodedPackPlaces<kDim, kRotate>::kWarps* kLanes,
+__global__ void __launch_bounds__(CodedPackPlaces<kDim, kRotate>::kWarps* kWarp,
                                   CodedPackPlaces<kDim, kRotate>::kBlocks)
     coded_pack(const __grid_constant__ CodedPackParams p) {
   extern __shared__ __align__(1024) unsigned char shared[];
   using Shared = CodedPackPlaces<kDim, kRotate>;
   const int heads = p.args.num_kv_heads, which = static_cast<int>(blockIdx.y);
   const int value_side = p.first_side + which / heads, head = which % heads;
-  const int warp = static_cast<int>(threadIdx.x) / kLanes, lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
   const oscar_coded_rows& rows = value_side == 0 ? p.args.k : p.args.v;
   const CodedTile<kDim> tile(rows, head, shared + warp * CodedTile<kDim>::kBytes);
   const auto target = static_cast<unsigned>(__cvta_generic_to_shared(shared));
@@ -138,7 +138,7 @@ int launch(const CodedPackParams& p, cudaStream_t stream) {
   const int parts = p.sides * p.args.num_kv_heads, rows = kCodedPackTokens * Shared::kWarps;
   const int blocks = (p.args.num_tokens + rows - 1) / rows;
   const dim3 grid(static_cast<unsigned>(std::min(blocks, std::max(1, kBlocks / parts))), static_cast<unsigned>(parts));
-  return launch_overlapping<coded_pack<kDim, kRotate, kNormRope, kTurns>>(p, grid, Shared::kWarps * kLanes,
+  return launch_overlapping<coded_pack<kDim, kRotate, kNormRope, kTurns>>(p, grid, Shared::kWarps * kWarp,
                                                                           Shared::kBytes, Shared::kBytes, stream);
 }
 
@@ -191,7 +191,7 @@ const char* norm_rope_problem(const oscar_norm_rope& n, const void* keys, int he
 const char* problem(const oscar_coded_pack_args& a) {
   if (a.num_tokens < 0 || a.num_kv_heads < 1 || a.num_kv_heads > 32767)
     return "num_tokens or num_kv_heads is out of range";
-  if (const char* wrong = shape_problem(a.head_dim, a.head_dim, OSCAR_FLOAT32)) return wrong;
+  if (const char* wrong = head_dim_problem(a.head_dim)) return wrong;
   if (const char* wrong = coded_pages_problem(a.table, a.page_size, a.pages, a.page_stride, a.token_bytes))
     return wrong;
   if (a.k.x == nullptr && a.v.x == nullptr) return "there are rows neither of keys nor of values";

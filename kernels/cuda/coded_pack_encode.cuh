@@ -26,14 +26,14 @@ struct ScaleByte {
 
 /// Sums over the lanes that share tokens, of the lane's eight tokens: this lane gets that of token_of() it.
 __device__ __forceinline__ float sum_of_own(float (&x)[kLaneTokens]) {
-  const unsigned g = threadIdx.x % kLanes / 4;
+  const unsigned g = threadIdx.x % kWarp / 4;
 #pragma unroll
   for (int half = 4; half > 0; half /= 2) {
     const bool upper = (g & static_cast<unsigned>(half)) != 0;
 #pragma unroll
     for (int i = 0; i < half; ++i) {
       const float sent = upper ? x[i] : x[i + half], kept = upper ? x[i + half] : x[i];
-      x[i] = kept + __shfl_xor_sync(kQuadLanes, sent, 4 * half);
+      x[i] = kept + __shfl_xor_sync(kAllLanes, sent, 4 * half);
     }
   }
   return x[0];
@@ -43,7 +43,7 @@ __device__ __forceinline__ int token_of(int lane) { return lane % 4 * 2 + lane /
 /// What the owners of the lane's tokens have.
 __device__ __forceinline__ void of_owners(float own, float (&out)[kLaneTokens]) {
 #pragma unroll
-  for (int i = 0; i < kLaneTokens; ++i) out[i] = __shfl_sync(kQuadLanes, own, 4 * i + threadIdx.x % 4);
+  for (int i = 0; i < kLaneTokens; ++i) out[i] = __shfl_sync(kAllLanes, own, 4 * i + threadIdx.x % 4);
 }
 
 /// What makes <y, gain y^> = <y, y>, held to 1/2 ... 2.
@@ -100,9 +100,9 @@ class CodedExactRow {
   template <class Term>
   [[nodiscard]] __device__ float ordered_sum(const Term& term) const {
     float sum = 0.0F;
-    for (int i = static_cast<int>(threadIdx.x) % kLanes; i < kDim; i += kLanes) sum += term(i);
-    for (int half = kLanes / 2; half > 0; half /= 2) sum += __shfl_down_sync(kQuadLanes, sum, half);
-    return __shfl_sync(kQuadLanes, sum, 0);
+    for (int i = static_cast<int>(threadIdx.x) % kWarp; i < kDim; i += kWarp) sum += term(i);
+    for (int half = kWarp / 2; half > 0; half /= 2) sum += __shfl_down_sync(kAllLanes, sum, half);
+    return __shfl_sync(kAllLanes, sum, 0);
   }
 
   const CodedTile<kDim>& tile_;
@@ -126,16 +126,16 @@ class PagePlaces {
   /// slot: of token `lane`, negative for none.
   __device__ __forceinline__ PagePlaces(const CodedPackParams& p, const CodedPackSide& side, int slot)
       : page_size_(p.args.page_size) {
-    const int lane = static_cast<int>(threadIdx.x) % kLanes;
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
     const unsigned char* const pages = static_cast<unsigned char*>(p.args.pages) + side.first_byte * page_size_;
 #pragma unroll
     for (int group = 0; group < kLaneTokens / 2; ++group) {
-      const int number = __shfl_sync(kQuadLanes, slot, 8 * group + lane / 4);
+      const int number = __shfl_sync(kAllLanes, slot, 8 * group + lane / 4);
       is_written_[group] = number >= 0;
       pages_[group] = const_cast<unsigned char*>(moved(pages, p.args.page_stride, max(number, 0) >> p.page_shift));
       entries_[group] = (number & (page_size_ - 1)) * 16 + lane % 4 * 4;
     }
-    const int own = __shfl_sync(kQuadLanes, slot, token_of(lane));
+    const int own = __shfl_sync(kAllLanes, slot, token_of(lane));
     own_ = own < 0 ? nullptr
                    : const_cast<unsigned char*>(moved(pages, p.args.page_stride, own >> p.page_shift)) +
                          (side.scales_at * page_size_ + (own & (page_size_ - 1)) * 4);
@@ -197,9 +197,9 @@ class CodedEncoder {
     return tile_.template values<kRotated>(block);
   }
   [[nodiscard]] __device__ __forceinline__ const CodedPackChannel& channel(int block) const {
-    return side_.channel[8 * block + static_cast<int>(threadIdx.x) % kLanes / 4];
+    return side_.channel[8 * block + static_cast<int>(threadIdx.x) % kWarp / 4];
   }
-  [[nodiscard]] __device__ static __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % kLanes; }
+  [[nodiscard]] __device__ static __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % kWarp; }
 
   /// Adds y^2 / sigma^2 of the blocks [begin, end), and y^2.
   __device__ __forceinline__ void add_squares(int begin, int end, float (&ratios)[kLaneTokens],
@@ -237,7 +237,7 @@ class CodedEncoder {
   }
   template <class Visit>
   __device__ __forceinline__ void for_each_doubtful(bool is_doubtful, const Visit& visit) const {
-    unsigned owners = __ballot_sync(kQuadLanes, is_doubtful);
+    unsigned owners = __ballot_sync(kAllLanes, is_doubtful);
 #pragma unroll 1
     for (; owners != 0; owners &= owners - 1) {
       const int owner = __ffs(static_cast<int>(owners)) - 1;
@@ -303,8 +303,7 @@ class CodedEncoder {
     const bool is_doubtful =
         !is_sure || (side_.wide > 0 && wide.doubtful) || (side_.stored > side_.wide && narrow.doubtful);
     for_each_doubtful(is_doubtful, [&](const CodedExactRow<kDim, kRotated>& row, int owner) {
-      const float exact =
-          row.gain(__shfl_sync(kQuadLanes, bytes_[0], owner), __shfl_sync(kQuadLanes, bytes_[1], owner));
+      const float exact = row.gain(__shfl_sync(kAllLanes, bytes_[0], owner), __shfl_sync(kAllLanes, bytes_[1], owner));
       const int corrected[2] = {row.byte_of(scale[0] * exact), row.byte_of(scale[1] * exact)};
       if (lane() == owner) found[0] = corrected[0], found[1] = corrected[1];
     });

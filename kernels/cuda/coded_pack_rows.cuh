@@ -2,7 +2,8 @@
 // How oscar_coded_pack() comes by its rows: copies to shared memory, norm and rotary embedding.
 #pragma once
 
-#include "kernels/cuda/int2_pack_rows.cuh"
+#include "kernels/cuda/tensor_cores.cuh"
+#include "kernels/cuda/warp.cuh"
 #include "oscar/coded_pack.h"
 
 namespace oscar::cuda {
@@ -101,12 +102,12 @@ class CodedTile {
 
  private:
   static constexpr unsigned kPieces = kDim / 8;  // of a row
-  static constexpr unsigned kRowsAtOnce = kLanes / kPieces;
+  static constexpr unsigned kRowsAtOnce = kWarp / kPieces;
   // Registers hold the rows that are multiplied: of 256 channels, half of them.
   static constexpr int kHalves = kDim == 256 ? 2 : 1, kGroups = 4 / kHalves, kSteps = kDim / 16;
-  static_assert(kPieces <= kLanes);
+  static_assert(kPieces <= kWarp);
 
-  __device__ static __forceinline__ unsigned lane() { return threadIdx.x % kLanes; }
+  __device__ static __forceinline__ unsigned lane() { return threadIdx.x % kWarp; }
   /// Rotated rows lie where the same half of the tokens lay before.
   [[nodiscard]] __device__ __forceinline__ unsigned char* rotated(int half, int block, int lane) const {
     return shared_ + half * (kBytes / kHalves) + block * (512 / kHalves) + lane * (16 / kHalves);
@@ -211,7 +212,7 @@ class NormRope {
       uint4 cosines[kBatch], sines[kBatch];
 #pragma unroll
       for (unsigned i = 0; i < kBatch; ++i) {
-        const int at = __shfl_sync(kQuadLanes, position, static_cast<int>(row + i * kRowsAtOnce));
+        const int at = __shfl_sync(kAllLanes, position, static_cast<int>(row + i * kRowsAtOnce));
         if (turns_) load_angles(at, cosines[i], sines[i]);
       }
 #pragma unroll
@@ -221,7 +222,7 @@ class NormRope {
         auto* const second = reinterpret_cast<uint2*>(tile.at(token, second_));
         unsigned pairs[4] = {first->x, first->y, second->x, second->y};
         if (p_.norm_weight != nullptr) {
-          normalize(pairs, __shfl_sync(kQuadLanes, scale, static_cast<int>(token)), weight);
+          normalize(pairs, __shfl_sync(kAllLanes, scale, static_cast<int>(token)), weight);
         }
         if (turns_) turn(pairs, cosines[i], sines[i]);
         *first = {pairs[0], pairs[1]}, *second = {pairs[2], pairs[3]};
@@ -234,10 +235,10 @@ class NormRope {
   }
 
  private:
-  static constexpr unsigned kLanesOfRow = kDim / 8, kRowsAtOnce = kLanes / kLanesOfRow;
+  static constexpr unsigned kLanesOfRow = kDim / 8, kRowsAtOnce = kWarp / kLanesOfRow;
   static constexpr unsigned kBatch = 2;  // rows whose angles are loaded at once; more of them spill registers
 
-  __device__ static __forceinline__ unsigned lane() { return threadIdx.x % kLanes; }
+  __device__ static __forceinline__ unsigned lane() { return threadIdx.x % kWarp; }
 
   /// 1 / sqrt(mean square + epsilon) of the row of this lane, in the order of strand_sum(); squares are exact.
   [[nodiscard]] __device__ __forceinline__ float inverse_root(const CodedTile<kDim>& tile) const {

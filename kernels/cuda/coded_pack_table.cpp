@@ -7,7 +7,7 @@
 
 #include "kernels/coded_turn.hpp"
 #include "kernels/cuda/coded_layout.hpp"
-#include "kernels/cuda/int2_arguments.hpp"
+#include "kernels/cuda/server_arguments.hpp"
 #include "kernels/reference/coded_page.hpp"
 #include "kernels/reference/coded_row.hpp"
 

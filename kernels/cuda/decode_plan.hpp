@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// How the decode kernels cut their work: sequences into splits, and splits into steps. Read without CUDA, too.
+// How the coded decode kernel cuts its work: sequences into splits, and splits into steps. Read without CUDA, too.
 #pragma once
 
 #include <algorithm>
@@ -10,9 +10,7 @@
 
 namespace oscar::cuda {
 
-// How the decode kernels cut a sequence into pieces that blocks read side by side: on the host and on the device.
-
-inline constexpr int kStepTokens = 32;  // that a warp of the INT2 kernel takes at a time
+// How the kernel cuts a sequence into pieces that blocks read side by side: on the host and on the device.
 
 /// What decides how sequences are cut, besides their own lengths.
 struct SplitRule {
@@ -21,34 +19,21 @@ struct SplitRule {
   int least_tokens;    // of a piece of a history that is not short
   int window_pieces;
 
-  /// The most that of() gives; of_coded() may make pieces of the history of what were pieces of the window.
   static constexpr int kMostPieces = 256, kMostWindowPieces = 3;
   static constexpr int kMostSplits = kMostPieces + kMostWindowPieces;
 
   /// Returns the rule for `units` sequences times KV heads. Few leave no multiprocessor idle only if they are cut
   /// finely; many do not need that, and what a block costs besides its tokens then is the smaller part.
   /// warps_at_once: how many a multiprocessor has registers for, 8 or 16. All pieces of a single sequence find room at
-  /// once, since a second round of blocks would only begin when the first ends; where there is room for few, the window
-  /// is one of them.
+  /// once, since a second round of blocks would only begin when the first ends; its window is one of them.
   static SplitRule of(std::int64_t units, int num_kv_heads, int warps_at_once) {
+    const bool many = units >= 64;
     SplitRule rule{};
-    rule.warps = units < 64 ? 8 : 4;
-    rule.least_tokens = static_cast<int>(std::clamp<std::int64_t>(8 * units, 512, 2048));
-    rule.window_pieces = units < 256 && warps_at_once == 16 ? kMostWindowPieces : 1;
+    rule.warps = many ? 4 : 8;
+    rule.least_tokens = many ? 4096 : 512;
+    rule.window_pieces = many && units < 256 && warps_at_once == 16 ? kMostWindowPieces : 1;
     const int places = 132 * warps_at_once / rule.warps;  // of blocks on an H100
     rule.history_pieces = std::clamp(places / num_kv_heads - rule.window_pieces, 1, kMostPieces);
-    return rule;
-  }
-  /// Returns the rule for the coded cache. Its blocks begin with more work than those of INT2, so that the pieces of
-  /// batches are longer; the window of a single sequence is one block, so that its history has more of them.
-  static SplitRule of_coded(std::int64_t units, int num_kv_heads, int warps_at_once) {
-    SplitRule rule = of(units, num_kv_heads, warps_at_once);
-    if (rule.warps == 4) {
-      rule.least_tokens = 4096;
-    } else {
-      rule.history_pieces += rule.window_pieces - 1;
-      rule.window_pieces = 1;
-    }
     return rule;
   }
 };
@@ -80,7 +65,7 @@ struct SplitPlan {
   }
 
  private:
-  static constexpr int kQuantum = 2 * kStepTokens, kShort = 512, kShortPieces = 8;
+  static constexpr int kQuantum = 64, kShort = 512, kShortPieces = 8;
 
   /// The least multiple of `quantum` of which `count` make `total`.
   OSCAR_HOST_DEVICE static int multiple(int total, int count, int quantum) {

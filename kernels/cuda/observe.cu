@@ -4,8 +4,9 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <bit>
 
-#include "kernels/cuda/int2_mma.cuh"
+#include "kernels/cuda/tensor_cores.cuh"
 #include "kernels/cuda/warp.cuh"
 #include "kernels/observe_rows.hpp"
 
@@ -193,6 +194,22 @@ class Square {
 namespace {
 
 constexpr int kWarps = 10, kGramThreads = kWarps * 32, kStageRows = 80, kPadding = 8;
+
+/// Division by one number, exact for numbers from 0 to below 2^31: a multiplication and a shift.
+struct FastDivide {
+  unsigned multiple = 0;
+  int shift = 0;
+
+  FastDivide() = default;
+  /// by: positive.
+  explicit FastDivide(int by) : shift(31 + std::bit_width(static_cast<unsigned>(by) - 1)) {
+    const auto divisor = static_cast<std::uint64_t>(by);
+    multiple = static_cast<unsigned>(((std::uint64_t{1} << shift) + divisor - 1) / divisor);
+  }
+  [[nodiscard]] __device__ __forceinline__ int quotient(int number) const {
+    return static_cast<int>(static_cast<std::uint64_t>(number) * multiple >> shift);
+  }
+};
 
 /// The stages of a call: of the queries of each KV head, then of keys, then of values. Sums of more than kWarps
 /// squares take several passes over the rows.

@@ -19,5 +19,5 @@ class CudaPlugin {
 
 }  // namespace oscar
 
-/// What the program asks the plug-in for. Its other exports are the C functions of oscar/int2_attention.h.
+/// What the program asks the plug-in for. Its other exports are the C functions of kernels/include/oscar.
 extern "C" const oscar::CudaPlugin* oscar_cuda_plugin();

@@ -5,8 +5,9 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/int2_launch.cuh"
-#include "kernels/cuda/int2_pack_rows.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/tensor_cores.cuh"
+#include "kernels/cuda/warp.cuh"
 #include "oscar/rotate_rows.h"
 
 namespace oscar::cuda {
@@ -92,7 +93,7 @@ class SharingRows {
 /// and 2t + 1 of either half, of rows g and g + 8.
 template <int kDim>
 __device__ __forceinline__ void multiply(unsigned matrix, unsigned rows, float (&sums)[2][4]) {
-  const unsigned lane = threadIdx.x % kLanes, warp = threadIdx.x / kLanes, row = lane % 16, half = lane / 16;
+  const unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, row = lane % 16, half = lane / 16;
 #pragma unroll
   for (unsigned k = 0; k < kDim / 16; ++k) {
     unsigned a[4], b[4];
@@ -122,7 +123,7 @@ __global__ void __launch_bounds__(RotatePlaces<kDim>::kThreads) rotate_rows(cons
   follow_previous_launch();
   const int own = static_cast<int>(threadIdx.x / kPieces), channel = static_cast<int>(threadIdx.x % kPieces) * 8;
   const unsigned at = place<kDim>(threadIdx.x / kPieces, threadIdx.x % kPieces);
-  const int lane = static_cast<int>(threadIdx.x) % kLanes, column = static_cast<int>(threadIdx.x) / kLanes * 16;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, column = static_cast<int>(threadIdx.x) / kWarp * 16;
   for (int first = static_cast<int>(blockIdx.x) * kTileRows; first < rows.count();
        first += static_cast<int>(gridDim.x) * kTileRows) {
     const bool is_there = first + own < rows.count();
@@ -198,7 +199,7 @@ extern "C" __attribute__((visibility("default"))) int oscar_rotate_rows(const os
                                                                         std::int32_t count, std::int32_t head_dim,
                                                                         void* stream) {
   if (products == nullptr || count < 1 || count > OSCAR_MOST_PRODUCTS) return refuse("there must be 1 to 4 products");
-  if (const char* wrong = shape_problem(head_dim, head_dim, OSCAR_FLOAT32)) return refuse(wrong);
+  if (const char* wrong = head_dim_problem(head_dim)) return refuse(wrong);
   for (int i = 0; i < count; ++i) {
     if (const char* wrong = problem(products[i])) return refuse(wrong);
   }

@@ -3,7 +3,7 @@
 // that have none; then many write what attention is told.
 #include <algorithm>
 
-#include "kernels/cuda/int2_launch.cuh"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/window_step.hpp"
 
 namespace oscar {
@@ -101,11 +101,11 @@ __global__ void __launch_bounds__(kGiveThreads) give_entries(const __grid_consta
   return entry < 0 ? -1 : entry * p.block_size + place;
 }
 
-/// Grid: (any number, rows + 1): the last has the tokens that are written.
+/// Grid: (any number, requests + 1): the last has the tokens that are written.
 __global__ void __launch_bounds__(kTellThreads) tell_attention(const __grid_constant__ WindowStepCall p) {
   cuda::follow_previous_launch();
   const int first = static_cast<int>(blockIdx.x) * kTellThreads + static_cast<int>(threadIdx.x);
-  const int step = static_cast<int>(gridDim.x) * kTellThreads, row = static_cast<int>(blockIdx.y);
+  const int step = static_cast<int>(gridDim.x) * kTellThreads, request = static_cast<int>(blockIdx.y);
   if (blockIdx.y == gridDim.y - 1) {
     for (int i = first; i < p.all_tokens; i += step) {
       const auto slot = static_cast<int>(p.written[i]);
@@ -114,20 +114,19 @@ __global__ void __launch_bounds__(kTellThreads) tell_attention(const __grid_cons
     }
     return;
   }
-  const int request = row / p.rows_of_request, later = p.rows_of_request - 1 - row % p.rows_of_request;
   const Seen seen(p, request);
   const int first_page = p.table_width - p.page_width, width = p.sink + p.recent - 1 + p.new_tokens;
   for (int i = first; i < p.page_width; i += step) {
-    p.pages[std::int64_t{row} * p.page_width + i] = block_at(p, request, first_page + i);
+    p.pages[std::int64_t{request} * p.page_width + i] = block_at(p, request, first_page + i);
   }
   for (int i = first; i < width; i += step) {
     const int token = i < seen.sinks ? i : i + seen.begin - seen.sinks;
     const int block = block_at(p, request, token / p.block_size);
-    p.copies[std::int64_t{row} * width + i] = max(copy_of(p, block, token % p.block_size), 0);
+    p.copies[std::int64_t{request} * width + i] = max(copy_of(p, block, token % p.block_size), 0);
   }
   if (first == 0) {
-    p.history[row] = seen.takes_part() ? seen.begin - seen.sinks : 0;
-    p.copy_lengths[row] = seen.takes_part() ? max(seen.sinks + seen.after - seen.begin - later, 0) : 0;
+    p.history[request] = seen.takes_part() ? seen.begin - seen.sinks : 0;
+    p.copy_lengths[request] = seen.takes_part() ? seen.sinks + seen.after - seen.begin : 0;
   }
 }
 
@@ -140,9 +139,8 @@ int step_windows(const WindowStepCall& call, void* stream) {
     return failed;
   }
   const int widest = std::max({call.page_width, call.sink + call.recent - 1 + call.new_tokens, call.all_tokens});
-  const int rows = call.requests * call.rows_of_request;
   const dim3 grid(static_cast<unsigned>(std::min((widest + kTellThreads - 1) / kTellThreads, 8)),
-                  static_cast<unsigned>(rows + 1));
+                  static_cast<unsigned>(call.requests + 1));
   return cuda::launch_overlapping<tell_attention>(call, grid, kTellThreads, 0, 0, on);
 }
 

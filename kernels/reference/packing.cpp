@@ -18,41 +18,26 @@ bool is_int2(int levels, std::size_t count) { return levels == 4 && count % 4 ==
 
 }  // namespace
 
-void pack_int2(std::span<const std::uint8_t> codes, std::span<std::uint8_t> bytes) {
-  const std::size_t quarter = bytes.size();
-  OSCAR_CHECK(codes.size() == 4 * quarter);
-  unsigned seen = 0;
-  for (const std::uint8_t code : codes) seen |= code;
-  OSCAR_CHECK(seen < 4);
-  for (std::size_t i = 0; i < quarter; ++i) {
-    bytes[i] = static_cast<std::uint8_t>(codes[i] | codes[i + quarter] << 2U | codes[i + 2 * quarter] << 4U |
-                                         codes[i + 3 * quarter] << 6U);
-  }
-}
-
-void unpack_int2(std::span<const std::uint8_t> bytes, std::span<std::uint8_t> codes) {
-  const std::size_t quarter = bytes.size();
-  OSCAR_CHECK(codes.size() == 4 * quarter);
-  for (unsigned part = 0; part < 4; ++part) {
-    for (std::size_t i = 0; i < quarter; ++i) {
-      codes[part * quarter + i] = static_cast<std::uint8_t>((bytes[i] >> (2 * part)) & 3U);
-    }
-  }
-}
-
 std::size_t code_bytes(int levels, std::size_t count) { return is_int2(levels, count) ? count / 4 : count; }
 
 void pack_codes(std::span<const std::uint8_t> codes, int levels, std::span<std::uint8_t> bytes) {
-  if (is_int2(levels, codes.size())) return pack_int2(codes, bytes);
-  OSCAR_CHECK(bytes.size() == codes.size());
+  const std::size_t count = bytes.size();
+  OSCAR_CHECK(count == code_bytes(levels, codes.size()));
   OSCAR_CHECK(std::ranges::all_of(codes, [&](std::uint8_t code) { return code < levels; }));
-  std::ranges::copy(codes, bytes.begin());
+  if (!is_int2(levels, codes.size())) return void(std::ranges::copy(codes, bytes.begin()));
+  for (std::size_t i = 0; i < count; ++i) {
+    bytes[i] = static_cast<std::uint8_t>(codes[i] | codes[i + count] << 2U | codes[i + 2 * count] << 4U |
+                                         codes[i + 3 * count] << 6U);
+  }
 }
 
 void unpack_codes(std::span<const std::uint8_t> bytes, int levels, std::span<std::uint8_t> codes) {
-  if (is_int2(levels, codes.size())) return unpack_int2(bytes, codes);
-  OSCAR_CHECK(bytes.size() == codes.size());
-  std::ranges::copy(bytes, codes.begin());
+  const std::size_t count = bytes.size();
+  OSCAR_CHECK(count == code_bytes(levels, codes.size()));
+  if (!is_int2(levels, codes.size())) return void(std::ranges::copy(bytes, codes.begin()));
+  for (std::size_t i = 0; i < codes.size(); ++i) {
+    codes[i] = static_cast<std::uint8_t>(bytes[i % count] >> (i / count * 2) & 3U);
+  }
 }
 
 void pack_parameters(std::span<const float> pairs, DType dtype, std::span<std::uint8_t> bytes) {

@@ -12,16 +12,11 @@
 namespace oscar::reference {
 
 // How the codes of a row of d channels, and the scales and zeros of its groups, become bytes. Codes of 4 levels are
-// INT2, which servers read (oscar/int2_attention.h), where d is a multiple of 4:
+// INT2, as SGLang keeps them, where d is a multiple of 4:
 //   byte[i] = code[i] | code[i + d/4] << 2 | code[i + d/2] << 4 | code[i + 3d/4] << 6        (d / 4 bytes)
 // All others are methods that a set is compared with, which nobody serves: a code is a byte.
 //
 // Every function throws std::logic_error for codes that have more than their levels, and for spans of the wrong size.
-
-/// Packs d codes of 0 to 3 into d / 4 bytes as INT2; d is a multiple of 4.
-void pack_int2(std::span<const std::uint8_t> codes, std::span<std::uint8_t> bytes);
-/// Unpacks what pack_int2() wrote.
-void unpack_int2(std::span<const std::uint8_t> bytes, std::span<std::uint8_t> codes);
 
 /// Returns how many bytes the codes of a row take.
 [[nodiscard]] std::size_t code_bytes(int levels, std::size_t count);

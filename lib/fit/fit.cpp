@@ -93,7 +93,7 @@ FitPlan plan_for(const Statistics& statistics, const FitOptions& options, Status
   FitPlan plan = plan_parts(options, why.empty());
   if (!why.empty() && plan_parts({.recipe = options.recipe, .readers = options.readers}).coded) {
     if (plan.coded) throw_not_coded(why);
-    status.notice("the coded cache is left out, and vllm and transformers read rotations: " + why);
+    status.notice("the coded cache, which vllm and transformers read, is left out: " + why);
   }
   if (plan.coded) {
     if (const std::string lack = lacking_for_coded(statistics); !lack.empty()) {

@@ -21,22 +21,17 @@ void require_one_of(const std::string& value, const char* option, std::initializ
   if (std::ranges::find(names, value) == names.end()) throw unknown_choice(value, option, names);
 }
 
-/// "a,b", or "a" for both.
-std::pair<std::string, std::string> both_sides(const std::string& text) {
-  const std::size_t comma = text.find(',');
-  if (comma == std::string::npos) return {text, text};
-  return {text.substr(0, comma), text.substr(comma + 1)};
-}
-
 DType scale_dtype_from(const std::string& name) {
   require_one_of(name, "--scale-dtype", {"float32", "float16", "bfloat16"});
   return dtype_from_name(name);
 }
 
-/// "layer" or "head", or two of them: whether keys, and values, go head by head.
-std::pair<bool, bool> per_head(const std::string& granularity, const char* option) {
-  const auto [key, value] = both_sides(granularity);
-  for (const std::string& side : {key, value}) require_one_of(side, option, {"layer", "head"});
+/// "layer" or "head", or two of them, "K,V": whether keys, and values, go head by head.
+std::pair<bool, bool> per_head(const std::string& granularity) {
+  const std::size_t comma = granularity.find(',');
+  const std::string key = granularity.substr(0, comma);
+  const std::string value = comma == std::string::npos ? key : granularity.substr(comma + 1);
+  for (const std::string& side : {key, value}) require_one_of(side, "--granularity", {"layer", "head"});
   return {key == "head", value == "head"};
 }
 
@@ -44,6 +39,11 @@ HistoryCodecs codecs_of(const FitOptions& options) {
   const RowCodec codec{.group_size = options.group_size,
                        .grid = grid_from_name(options.codec),
                        .scale_dtype = scale_dtype_from(options.scale_dtype)};
+  if (codec.grid == Grid::kLloydMax && (options.group_size > 0 || options.clip == "off")) {
+    throw UsageError("servers read lloyd-max of whole clipped heads alone", "--codec lloyd-max",
+                     "leave --group-size and --clip off out");
+  }
+  require_one_of(options.clip_granularity, "--clip-granularity", {"layer", "head"});
   if (options.clip_granularity != "layer" && options.clip != "auto") {
     throw UsageError("there are no clip ratios to fit per head", "--clip-granularity " + options.clip_granularity,
                      "leave it out, or use --clip auto");
@@ -93,32 +93,20 @@ void require_takers(const FitOptions& o, bool coded, bool rotated) {
           {"--seed"});
 }
 
-bool before_rope(const FitOptions& options) { return options.keys == "before-rope"; }
-
-/// Whether the reader can read the coded cache that the options ask for.
-bool reads_coded(const Reader& reader, const FitOptions& options) {
-  return reader.coded && (reader.before_rope || !before_rope(options));
-}
-
 /// What a reader cannot read of a part, and the option that asks for it; empty: it reads all. recipe: null for the
 /// coded cache.
 std::pair<std::string, std::string> beyond(const Reader& reader, const FitOptions& options, const Recipe* recipe) {
   if (recipe == nullptr) {
-    if (!reader.coded || reads_coded(reader, options)) {
-      return {reader.coded ? "" : "the coded cache", "--recipe coded"};
-    }
-    return {"keys that are stored before RoPE", "--keys before-rope"};
+    if (!reader.coded) return {"the coded cache", "--recipe coded"};
+    const bool turns = options.keys == "before-rope" && !reader.before_rope;
+    return {turns ? "keys that are stored before RoPE" : "", "--keys before-rope"};
   }
-  if (recipe->kind == Recipe::Kind::kStretch && !reader.linear) {
-    return {"transforms that are not rotations", "--recipe stretch"};
-  }
-  if ((recipe->key_per_head || recipe->value_per_head) && !reader.per_head) {
-    return {"one rotation per head", "--granularity head"};
-  }
-  if (recipe->center && !reader.mean) return {"centred keys", "--center"};
-  if (recipe->key_clip_per_head && !reader.key_clips) return {"key clip ratios per head", "--clip-granularity head"};
-  if (recipe->value_clip_per_head && !reader.value_clips) {
-    return {"value clip ratios per head", "--clip-granularity head"};
+  if (reader.coded) return {"rotations", "--recipe " + options.recipe};
+  if (!reader.newer) {
+    if (recipe->kind == Recipe::Kind::kStretch) return {"transforms that are not rotations", "--recipe stretch"};
+    if (recipe->key_per_head || recipe->value_per_head) return {"one rotation per head", "--granularity head"};
+    if (recipe->center) return {"centred keys", "--center"};
+    if (recipe->key_clip_per_head) return {"clip ratios per head", "--clip-granularity head"};
   }
   const bool lloyd_max = recipe->codecs.key->grid == Grid::kLloydMax;
   return {lloyd_max && !reader.lloyd_max ? "codec lloyd-max" : "", "--codec lloyd-max"};
@@ -151,9 +139,8 @@ Recipe resolve_recipe(const FitOptions& options) {
   const bool stretched = recipe.kind == Recipe::Kind::kStretch;
   const std::string usual = stretched ? "head,layer" : "layer";
   std::tie(recipe.key_per_head, recipe.value_per_head) =
-      per_head(options.granularity.empty() ? usual : options.granularity, "--granularity");
-  std::tie(recipe.key_clip_per_head, recipe.value_clip_per_head) =
-      per_head(options.clip_granularity, "--clip-granularity");
+      per_head(options.granularity.empty() ? usual : options.granularity);
+  recipe.key_clip_per_head = options.clip_granularity == "head";
   recipe.codecs = codecs_of(options);
   return recipe;
 }
@@ -182,8 +169,8 @@ FitPlan plan_parts(const FitOptions& options, bool codable) {
   }
   if (options.recipe == "auto") {
     for (const Reader* reader : all) {
-      const bool coded = codable && reads_coded(*reader, options);
-      asked[coded ? kCodedName : reader->mean && reader->linear ? kWithMeansName : kRotationsName].push_back(reader);
+      if (reader->coded && !codable && options.readers.empty()) continue;
+      asked[reader->coded ? kCodedName : reader->newer ? kWithMeansName : kRotationsName].push_back(reader);
     }
   } else {
     asked[options.recipe == "coded" ? kCodedName : options.center ? kWithMeansName : kRotationsName] = all;
@@ -214,7 +201,7 @@ Json to_json(const Recipe& recipe, const FitOptions& options) {
             {"codec", name_of(recipe.codecs.key->grid)},
             {"levels", {recipe.codecs.key->levels, recipe.codecs.value->levels}},
             {"clip", options.clip},
-            {"clip_granularity", granularity(recipe.key_clip_per_head, recipe.value_clip_per_head)},
+            {"clip_granularity", options.clip_granularity},
             {"group_size", recipe.codecs.key->group_size},
             {"center", recipe.center}};
   if (recipe.kind == Recipe::Kind::kStretch) {

@@ -39,7 +39,7 @@ struct FitOptions {
   std::string scale_dtype = "float32";
   /// "auto": fitted per layer; "off"; or "K,V", two ratios.
   std::string clip = "auto";
-  /// layer: one fitted ratio per layer; head: one per KV head; or two of these, for keys and values.
+  /// layer: one fitted ratio per layer; head: of keys, one per KV head.
   std::string clip_granularity = "layer";
   /// Channels per (scale, zero) pair; 0 = the whole head.
   int group_size = 0;
@@ -68,8 +68,8 @@ struct FitPlan {
 };
 
 /// Checks the options and makes a plan of them. codable: whether the coded cache takes the model's heads; where it does
-/// not, recipe auto gives its readers rotations. Throws UsageError: options that do not exist or do not fit together,
-/// or readers that cannot read what would be made for them.
+/// not, recipe auto makes no such part unless its readers are named. Throws UsageError: options that do not exist or do
+/// not fit together, or readers that cannot read what would be made for them.
 [[nodiscard]] FitPlan plan_parts(const FitOptions& options, bool codable = true);
 
 /// Returns the recipe with every option, for the manifest.

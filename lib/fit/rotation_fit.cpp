@@ -86,13 +86,9 @@ void add_scores(std::vector<double>& sum, const SideTransform& side) {
   for (std::size_t i = 0; i < scores.size(); ++i) sum[i] += scores[i];
 }
 
-void choose_ratios(const SideClipScores& scores, bool per_head, const char* metric, SideTransform& side) {
+void choose_ratio(const SideClipScores& scores, const char* metric, SideTransform& side) {
   side.clip_ratio = best_clip_ratio(scores.layer);
-  Json& record = side.scores["clip"];
-  record = {{"metric", metric}, {"clip_ratios", clip_candidates()}, {"scores", scores.layer}};
-  if (!per_head) return;
-  side.head_clip_ratios = best_clip_ratios(scores.heads);
-  record["scores_per_head"] = scores.heads;
+  side.scores["clip"] = {{"metric", metric}, {"clip_ratios", clip_candidates()}, {"scores", scores.layer}};
 }
 
 /// Chooses the ratios of a layer. fixed: none if they are fitted, by what they do to the layer's sample, which is empty
@@ -109,8 +105,11 @@ void choose_clip(const LayerStatistics& from, const std::optional<std::pair<doub
   }
   const ClipScores scores = score_clip_ratios(from.sample, layer.key, layer.value, recipe.codecs,
                                               recipe.key_clip_per_head, recipe.windows, backend);
-  choose_ratios(scores.key, recipe.key_clip_per_head, "softmax_kl", layer.key);
-  choose_ratios(scores.value, recipe.value_clip_per_head, "output_rel_error", layer.value);
+  choose_ratio(scores.key, "softmax_kl", layer.key);
+  choose_ratio(scores.value, "output_rel_error", layer.value);
+  if (!recipe.key_clip_per_head) return;
+  layer.key.head_clip_ratios = best_clip_ratios(scores.key.heads);
+  layer.key.scores["clip"]["scores_per_head"] = scores.key.heads;
 }
 
 /// Chooses the ratios of all layers, and the scalars for servers without tables.

@@ -30,8 +30,8 @@ struct Recipe {
   Composition composition = Composition::kRHPbr;
   /// One matrix per KV head instead of one per layer.
   bool key_per_head = false, value_per_head = false;
-  /// One clip ratio per KV head instead of one per layer.
-  bool key_clip_per_head = false, value_clip_per_head = false;
+  /// Of keys, one clip ratio per KV head instead of one per layer.
+  bool key_clip_per_head = false;
   /// Each head's mean key is subtracted from every key.
   bool center = false;
   double stretch_power = 1, stretch_lambda = 1e-2;

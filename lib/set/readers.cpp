@@ -49,18 +49,14 @@ std::vector<std::string> part_names(const Set& set) {
   return names;
 }
 
-// clang-format off
 const std::vector<Reader>& readers() {
-  //                     coded  before RoPE linear per head mean  key clips, value clips lloyd-max, of groups
-  static const std::vector<Reader> kReaders{
-      {"vllm",         true,  false,      true,  true,    true,  true,      true,       true,     true},
-      {"transformers", true,  true,       true,  true,    true,  true,      true,       true,     true},
-      {"sglang",       false, false,      true,  true,    true,  true,      false,      true,     false},
-      {"sglang-v1",    false, false,      false, false,   false, false,     false,      true,     false},
-      {"llamacpp"}};
+  static const std::vector<Reader> kReaders{{.name = "vllm", .coded = true},
+                                            {.name = "transformers", .coded = true, .before_rope = true},
+                                            {.name = "sglang", .lloyd_max = true, .newer = true},
+                                            {.name = "sglang-v1", .lloyd_max = true},
+                                            {.name = "llamacpp"}};
   return kReaders;
 }
-// clang-format on
 
 std::vector<std::string> reader_names(bool rotations_only) {
   std::vector<std::string> names;
@@ -77,21 +73,22 @@ const Reader& reader_from_name(const std::string& name, const std::string& optio
 }
 
 std::string beyond_reader(const Reader& reader, const RotationPart& rotations) {
+  if (reader.coded) return "rotations";
   if (rotations.key_codec.grid == Grid::kLloydMax) {
     const int group = rotations.key_codec.group_size;
     const auto cut = [&](const LayerRotation& layer) { return group > 0 && group != layer.key.rotation.dim; };
     const bool whole =
         rotations.key_clip_scalar > 0 && rotations.value_clip_scalar > 0 && std::ranges::none_of(rotations.layers, cut);
     if (!reader.lloyd_max) return "codec lloyd-max";
-    if (!reader.lloyd_max_of_groups && !whole) return "codec lloyd-max for other rows than whole clipped heads";
+    if (!whole) return "codec lloyd-max for other rows than whole clipped heads";
   }
   for (const LayerRotation& layer : rotations.layers) {
     for (const SideTransform* side : {&layer.key, &layer.value}) {
       const auto has = [&](const char* what) { return "layer " + std::to_string(layer.layer_id) + " has " + what; };
-      const bool clips = side == &layer.key ? reader.key_clips : reader.value_clips;
-      if (side->read_rotation.count > 0 && !reader.linear) return has("a read side of its own");
-      if (!side->mean.empty() && !reader.mean) return has("a mean key");
-      if (side->rotation.count != 1 && !reader.per_head) return has("one rotation per head");
+      const bool clips = reader.newer && side == &layer.key;
+      if (side->read_rotation.count > 0 && !reader.newer) return has("a read side of its own");
+      if (!side->mean.empty() && !reader.newer) return has("a mean key");
+      if (side->rotation.count != 1 && !reader.newer) return has("one rotation per head");
       if (!side->head_clip_ratios.empty() && !clips) return has("one clip ratio per head");
     }
   }
@@ -99,7 +96,7 @@ std::string beyond_reader(const Reader& reader, const RotationPart& rotations) {
 }
 
 std::string part_of_reader(const Set& set, const Reader& reader) {
-  if (set.coded && reader.coded && (reader.before_rope || !stores_before_rope(*set.coded))) return kCodedName;
+  if (reader.coded) return set.coded && (reader.before_rope || !stores_before_rope(*set.coded)) ? kCodedName : "";
   for (const char* const name : {kWithMeansName, kRotationsName}) {
     const auto part = set.rotations.find(name);
     if (part != set.rotations.end() && beyond_reader(reader, part->second).empty()) return name;

@@ -59,14 +59,11 @@ struct Set {
 /// A server or library, and what it can read.
 struct Reader {
   std::string name;
-  bool coded = false;                           // the coded cache
-  bool before_rope = false;                     // of that, keys before RoPE
-  bool linear = false;                          // a read side that is not the inverse of a rotation
-  bool per_head = false;                        // one matrix per KV head
-  bool mean = false;                            // a mean key
-  bool key_clips = false, value_clips = false;  // a clip ratio per KV head
-  bool lloyd_max = false;                       // codec lloyd-max, of whole clipped heads
-  bool lloyd_max_of_groups = false;             // of smaller groups, and without clipping
+  bool coded = false;        // the coded cache, and nothing else; others read rotations
+  bool before_rope = false;  // of the coded cache, keys before RoPE
+  bool lloyd_max = false;    // of rotations, codec lloyd-max, of whole clipped heads
+  /// Of rotations, mean keys, read sides of their own, one matrix per KV head, and one clip ratio of keys per KV head.
+  bool newer = false;
 };
 /// Returns vllm, transformers, sglang (trees that read format version 3), sglang-v1 and llamacpp.
 [[nodiscard]] const std::vector<Reader>& readers();
@@ -78,7 +75,7 @@ struct Reader {
 /// Returns what rotations need that the reader cannot read, as "one rotation per head"; empty if it can read them.
 [[nodiscard]] std::string beyond_reader(const Reader& reader, const RotationPart& rotations);
 
-/// Returns the name of the part that the reader takes: the coded cache, else the rotations with means, else those
+/// Returns the name of the part that the reader takes: the coded cache; or the rotations with means, else those
 /// without, whichever is there and it can read. Empty if there is none.
 [[nodiscard]] std::string part_of_reader(const Set& set, const Reader& reader);
 /// Returns that of every reader of Set::readers that has one.

@@ -7,10 +7,10 @@ token at a time for the whole batch.
   graph_tokens_per_s   steps replayed as CUDA graphs; sets by oscar_kv.DecodeGraph, bfloat16 in place, in room that was there before
   decode_tokens_per_s  steps as transformers makes them: mostly how fast Python launches
   cache_bytes          of the rows at that length; peak_bytes: of all that the GPU held while steps were replayed, weights included
-bf16 is what torch chooses, "bf16, flash" without cuDNN. coded has 2.125 bits a value, int2 2.5 (float32 scales). A way that the GPU
-has no room for has "fits": false.
-Fidelity: the KL divergence of sets of the sample model through the cache beside what `oscar verify` finds for them.
-Exit status 1 if one differs by more than 5 %. --shape tiny --device cpu tries the script where there is no GPU.
+bf16 is what torch chooses, "bf16, flash" without cuDNN. coded has 2.125 bits a value. A way that the GPU has no room for has
+"fits": false.
+Fidelity: the KL divergence of the set of the sample model through the cache beside what `oscar verify` finds for it.
+Exit status 1 if it differs by more than 5 %. --shape tiny --device cpu tries the script where there is no GPU.
 """
 import argparse
 import dataclasses
@@ -36,7 +36,7 @@ SHAPES = {"qwen3-8b": {"hidden_size": 4096, "intermediate_size": 12288, "num_att
           "tiny": {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
                    "head_dim": 64, "vocab_size": 200}}
 WINDOWS = {"sink": 64, "recent": 256}
-WAYS = ("bf16", "bf16, flash", "int2", "coded")
+WAYS = ("bf16", "bf16, flash", "coded")
 CODED_BITS = [4, 4, 3, 3, 3, 2, 2, 2, 2, 2, 1, 1, 1, 1, 1, 0]  # of 16 blocks of channels: 2 bits a value, and 2 bytes of scales a row
 FILL = 1 << 18  # tokens of all sequences that are stored at once
 
@@ -49,18 +49,15 @@ def random_model(options):
         return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
 
 
-def random_set(config, codec):
+def random_set(config):
     heads, dim = config.num_key_value_heads, config.head_dim
     bits = torch.tensor(CODED_BITS)[::128 // dim].repeat_interleave(8).expand(heads, dim)
 
-    def side(clip):
+    def side():
         rotation = torch.linalg.qr(torch.randn(heads, dim, dim))[0]
-        if codec == "coded":
-            return oscar_kv.Side(rotation, rotation, None, None, 2**bits, 4.0 / 2**bits, torch.ones(heads, dim))
-        return oscar_kv.Side(rotation, rotation, None, torch.tensor([clip]))
+        return oscar_kv.Side(rotation, rotation, None, None, 2**bits, 4.0 / 2**bits, torch.ones(heads, dim))
 
-    layers = {i: oscar_kv.Layer(i, side(0.96), side(0.92)) for i in range(config.num_hidden_layers)}
-    return oscar_kv.SetPart(layers, tuple(WINDOWS.values()), None if codec == "coded" else oscar_kv.Int2Codec())
+    return oscar_kv.SetPart({i: oscar_kv.Layer(i, side(), side()) for i in range(config.num_hidden_layers)}, tuple(WINDOWS.values()), None)
 
 
 class InPlaceLayer(CacheLayerMixin):
@@ -97,10 +94,10 @@ class InPlaceLayer(CacheLayerMixin):
     get_max_cache_shape = get_max_length
 
 
-def cache_of(way, sets, config, length):
+def cache_of(way, part, config, length):
     if way.startswith("bf16"):
         return transformers.Cache(layers=[InPlaceLayer(length) for _ in range(config.num_hidden_layers)])
-    return oscar_kv.PackedCache(sets[way], config, path="kernel", exact_prompt=True, max_length=length + 1024)
+    return oscar_kv.PackedCache(part, config, path="kernel", exact_prompt=True, max_length=length + 1024)
 
 
 def bytes_of(cache):
@@ -147,10 +144,10 @@ def in_place_graph(model, token, cache):
 
 
 @torch.no_grad()
-def measure(model, way, sets, batch, length, options):
+def measure(model, way, part, batch, length, options):
     """length: of the tokens before the first step."""
     device, config = options.device, model.config
-    cache = cache_of(way, sets, config, length)
+    cache = cache_of(way, part, config, length)
     fill(cache, config, batch, length, device)
     token = torch.ones(batch, 1, dtype=torch.long, device=device)
 
@@ -175,7 +172,7 @@ def measure(model, way, sets, batch, length, options):
 def speed(options):
     model = random_model(options)
     config, rows = model.config, []
-    sets = {name: random_set(config, name) for name in ("int2", "coded")}
+    part = random_set(config)
     for context in options.contexts:
         for batch in options.batches:
             row = {"context": context, "batch": batch}
@@ -183,7 +180,7 @@ def speed(options):
                 model.set_attn_implementation("sdpa" if way.startswith("bf16") else oscar_kv.PACKED_ATTENTION)
                 torch.backends.cuda.enable_cudnn_sdp(way != "bf16, flash")
                 try:
-                    row[way] = measure(model, way, sets, batch, context, options)
+                    row[way] = measure(model, way, part, batch, context, options)
                 except torch.OutOfMemoryError:
                     row[way] = {"fits": False}
                 gc.collect()
@@ -234,7 +231,7 @@ def main():
     options = parser.parse_args()
     result = {"gpu": options.gpu, "torch": torch.__version__, "transformers": transformers.__version__,
               "commit": options.commit, "shape": options.shape, "layers": options.layers, "windows": WINDOWS}
-    result["fidelity"] = [fidelity(name, options) for name in ("latest", "stretch", "coded")]
+    result["fidelity"] = [fidelity("latest", options)]
     result["speed"] = speed(options)
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n")

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Decode attention over a coded cache on a GPU, timed beside INT2, torch and FlashInfer. Whether it is right is tested by
-tests/unit/kernels_cuda.
+"""Decode attention over a coded cache on a GPU, timed beside torch and FlashInfer. Whether it is right is tested by tests/conformance.
 
 bench_coded_attention.py KERNELS [--plans FILE.json] [--out FILE.json] [--commit HASH]
 KERNELS: the shared object with oscar_coded_decode (oscar_cuda.so). FILE: {name: {"head_dim": d, "layers": [{"key": bits of
@@ -12,10 +11,9 @@ import json
 
 import torch
 
-from bench_attention import Case, Pool, time_sdpa
-from coded_library import CodedFormat, DecodeArgs, coded_workspace, decode_tokens, random_pages
-from flashinfer_peer import time_flashinfer
-from int2_library import copy_rate, open_library, time_graph
+from attention_peers import time_flashinfer, time_sdpa
+from coded_library import CodedFormat, DecodeArgs, Rows, coded_workspace, decode_tokens, open_library, random_pages
+from gpu_timing import copy_rate, time_graph
 
 
 def steps_for(bits, dim):
@@ -24,35 +22,41 @@ def steps_for(bits, dim):
     return torch.where(width > 0, 3.5 / (2**width - 1).clamp(min=1), torch.ones(())) * (0.7 + 0.6 * torch.rand(len(bits), dim))
 
 
+class PageTable:
+    """Pages of sequences of so many tokens, in a random order."""
+
+    def __init__(self, lengths, page_size):
+        counts, self.page_size = [max(1, -(-n // page_size)) for n in lengths], page_size
+        self.total = sum(counts)
+        order = torch.randperm(self.total, device="cuda").int()
+        self.table = torch.zeros(len(counts), max(counts), dtype=torch.int32, device="cuda")
+        for b, count in enumerate(counts):
+            self.table[b, :count] = order[sum(counts[:b]):sum(counts[:b + 1])]
+        self.lengths = torch.tensor(lengths, dtype=torch.int32, device="cuda")
+
+    def fill(self, table):
+        table.pages, table.lengths = self.table.data_ptr(), self.lengths.data_ptr()
+        table.pages_per_sequence, table.page_size, table.max_length = self.table.shape[1], self.page_size, int(self.lengths.max())
+
+
 class CodedCase:
     def __init__(self, library, heads, k_bits, v_bits, lengths, windows, page_size, tokens=1):
         self.kernels, self.page_size, self.tokens = library, page_size, tokens
         kv_heads, dim, batch = len(k_bits), 8 * len(k_bits[0]), len(lengths)
         self.format = CodedFormat(library, k_bits, v_bits, steps_for(k_bits, dim), steps_for(v_bits, dim))
 
-        def make_window(width, dtype, shape):
-            return torch.randn(*shape, width, device="cuda").to(dtype)
-
-        make_window.widths = [(dim, torch.bfloat16)] * 2
-        self.window = Pool(windows, page_size, kv_heads, make_window)
-        counts = [max(1, -(-n // page_size)) for n in lengths]
-        self.pages = random_pages(self.format, sum(counts), page_size)
-        order = torch.randperm(sum(counts), device="cuda").int()
-        self.table = torch.zeros(batch, max(counts), dtype=torch.int32, device="cuda")
-        for b, count in enumerate(counts):
-            self.table[b, :count] = order[sum(counts[:b]):sum(counts[:b + 1])]
-        self.lengths = torch.tensor(lengths, dtype=torch.int32, device="cuda")
+        self.history, self.window = PageTable(lengths, page_size), PageTable(windows, page_size)
+        self.pages = random_pages(self.format, self.history.total, page_size)
+        self.windows = torch.randn(2, self.window.total, kv_heads, page_size, dim, device="cuda").bfloat16()
         self.q = torch.randn(batch, tokens, heads, dim, device="cuda").bfloat16()
         self.out = torch.full((batch, tokens, heads, dim), float("nan"), device="cuda")
         self.lse = torch.full((batch, tokens, heads), float("nan"), device="cuda")
         a = self.args = DecodeArgs(layout=self.format.layout, batch=batch, num_q_heads=heads, softmax_scale=dim**-0.5,
                                    page_stride=self.pages.stride(0))
         a.q, a.out, a.lse, a.pages = (t.data_ptr() for t in (self.q, self.out, self.lse, self.pages))
-        a.k_window, a.v_window = self.window.rows(0), self.window.rows(1)
-        a.history.pages, a.history.lengths = self.table.data_ptr(), self.lengths.data_ptr()
-        a.history.pages_per_sequence, a.history.page_size = self.table.shape[1], page_size
-        a.history.max_length = max(lengths)
-        self.window.fill(None, a.window)
+        a.k_window, a.v_window = (Rows(x.data_ptr(), 2 * x.stride(0), 2 * x.stride(2), 2 * x.stride(1)) for x in self.windows)
+        self.history.fill(a.history)
+        self.window.fill(a.window)
         a.workspace_bytes = coded_workspace(library, a, tokens)
         if a.workspace_bytes == 0:
             raise ValueError(library.oscar_last_error().decode())
@@ -67,16 +71,12 @@ def dealt(heads, count, layer):
     return [heads[(layer + i) % len(heads)] for i in range(count)]
 
 
-def bench_peers(library, name, batch, length, heads, kv_heads, tokens, window):
-    """INT2 and FlashInfer, of one query token, and bfloat16, whose query tokens see all others: a mask would not make it faster."""
-    row = {"case": name}
+def bench_peers(name, batch, length, heads, kv_heads, tokens):
+    """FlashInfer, of one query token, and bfloat16, whose query tokens see all others: a mask would not make it faster."""
+    row, layers = {"case": name}, 5 if batch * length < 1e6 else 2
     if tokens == 1:
-        cases = [Case(library, heads, kv_heads, 128, 128, torch.float32, [length - window] * batch, [window] * batch, 64)
-                 for _ in range(5 if batch == 1 else 2)]
-        row["int2_microseconds"] = time_graph(lambda i: cases[i % len(cases)].run(), 2 * len(cases), 15)
-        del cases
-        row["flashinfer"] = time_flashinfer(batch, heads, kv_heads, 128, length, 5 if batch * length < 1e6 else 2)
-    row["bf16_microseconds"] = time_sdpa(batch, heads, kv_heads, 128, length, 5 if batch * length < 1e6 else 2, tokens)
+        row["flashinfer"] = time_flashinfer(batch, heads, kv_heads, 128, length, layers)
+    row["bf16_microseconds"] = time_sdpa(batch, heads, kv_heads, 128, length, layers, tokens)
     print(f"{name:16} peers {row}", flush=True)
     return row
 
@@ -108,7 +108,7 @@ def bench(library, plans, with_peers):
             print(f"{name:26} {plan_name:14} {mean:8.2f} us {bytes_ / mean / 1e6:5.2f} TB/s  {bytes_ / mean / 1e6 / rate:5.1%} of copy  "
                   + " ".join(f"{row['microseconds']:.1f}" for row in by_layer), flush=True)
         if with_peers:
-            rows.append(bench_peers(library, name, batch, length, heads, kv_heads, tokens, window))
+            rows.append(bench_peers(name, batch, length, heads, kv_heads, tokens))
     return {"copy_tb_per_s": rate, "cases": rows}
 
 

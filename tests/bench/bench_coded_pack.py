@@ -14,7 +14,7 @@ import json
 import torch
 
 from bench_coded_attention import dealt, steps_for
-from int2_library import copy_rate, time_graph
+from gpu_timing import copy_rate, time_graph
 
 HEADS, PAGE, EPSILON = 8, 64, 1e-6
 

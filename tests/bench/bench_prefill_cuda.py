@@ -24,7 +24,7 @@ from oscar_kv import chunk_attention, packed_layer  # noqa: E402
 import gpu_machine  # noqa: E402
 import provenance  # noqa: E402
 from bench_coded_attention import dealt, steps_for  # noqa: E402
-from int2_library import copy_rate  # noqa: E402
+from gpu_timing import copy_rate  # noqa: E402
 
 HEADS, KV_HEADS, DIM, BLOCK = 32, 8, 128, 16
 SINK, RECENT = 64, 256
@@ -36,18 +36,15 @@ PLANS = {"coded, 2 bits each": {"key": [[2] * 16], "value": [[2] * 16]},
 
 
 def side_of(bits):
-    """bits: of each KV head's blocks; None: INT2 as published sets have it."""
-    rotation = torch.linalg.qr(torch.randn(1 if bits is None else KV_HEADS, DIM, DIM))[0]
-    if bits is None:
-        return oscar_kv.Side(rotation, rotation, None, torch.tensor([0.96]))
+    """bits: of each KV head's blocks."""
+    rotation = torch.linalg.qr(torch.randn(KV_HEADS, DIM, DIM))[0]
     levels = (1 << torch.tensor(bits)).int().repeat_interleave(8, 1)
     return oscar_kv.Side(rotation, rotation, None, None, levels, steps_for(bits, DIM), torch.ones(KV_HEADS, DIM))
 
 
 def slots_for(plan):
-    sides = [side_of(dealt(plan[name], KV_HEADS, 0) if plan else None) for name in ("key", "value")]
-    codec = None if plan else oscar_kv.Int2Codec()
-    return packed_layer.slots_of(codec, oscar_kv.Layer(0, *sides), KV_HEADS, DIM, torch.device("cuda"), torch.bfloat16)
+    sides = [side_of(dealt(plan[name], KV_HEADS, 0)) for name in ("key", "value")]
+    return packed_layer.PackedSlots(oscar_kv.Layer(0, *sides), KV_HEADS, DIM, torch.device("cuda"), torch.bfloat16)
 
 
 def random_rows(*shape):
@@ -120,7 +117,7 @@ def peak_bytes(call):
 
 def bench(rate):
     rows = []
-    for name, plan in {**PLANS, "INT2": None}.items():
+    for name, plan in PLANS.items():
         packed = slots_for(plan)
         for before in (32768, 100000):
             for count in (2048, 8192):

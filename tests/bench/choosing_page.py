@@ -26,7 +26,7 @@ RESULTS = ROOT / "tests/bench/results"
 PAGE, README = ROOT / "zoo/choosing/README.md", ROOT / "README.md"
 SAMPLE_SET = ROOT / "zoo/sample/qwen3-2m/latest"
 
-EVERYWHERE, WITH_MEANS, OURS = "SGLang, llama.cpp, vLLM, transformers", "SGLang (newer trees), vLLM, transformers", "vLLM, transformers"
+EVERYWHERE, WITH_MEANS, OURS = "SGLang, llama.cpp", "SGLang (newer trees)", "vLLM, transformers"
 REAL = "real_model_qwen_h200.json"
 MODELS = {"Qwen2.5-Coder-1.5B": REAL, "Gemma 3 270M": "real_model_gemma_h200.json", "SmolLM2-135M": "real_model_smollm2_h200.json"}
 BEFORE_ROPE = {f"`coded`, {width} bits, before RoPE": "transformers" for width in ("4", "2.25", "1.75", "1.5", "1.25")}
@@ -35,7 +35,7 @@ READ_BY = {"bf16": "every server", "fp8": "vLLM and others, scale 1", "q8_0": "l
            "`oscar`, clip 0.96 / 0.92 (published)": EVERYWHERE, "`oscar`, fitted clip": EVERYWHERE,
            "`oscar`, fitted clip, centred, per head": WITH_MEANS, "`stretch`, fisher, centred": WITH_MEANS,
            **{f"`coded`, {width} bits": OURS for width in ("2.5", "2.25", "1.75", "1.5", "1.25")}}
-CASES = {"fp16": "16-bit scales and zeros", "G=64": "groups of 64 channels", "96/8": "96 query heads"}
+CASES = {"96/8": "96 query heads"}
 CONTEXTS, IN_WINDOWS = (512, 2048, 8192, 32768, 131072), 320
 
 
@@ -84,42 +84,27 @@ def words_of_case(case):
     return ", ".join([f"{sequences} of {length}", *(CASES.get(word, word) for word in more)])
 
 
-def decode_rows(document):
-    """(case, cache, GPU, bytes of a layer or None, microseconds, those of bfloat16, commit): rows of INT2, and of plans of the coded
-    cache."""
-    gpu = next(iter(document.get("gpu", "").removeprefix("NVIDIA ").split()), "")
-    peers = {row["case"]: min(row["bf16_microseconds"].values()) for row in document["cases"] if "bf16_microseconds" in row}
-    for row in document["cases"]:
-        if "microseconds" not in row and "int2_microseconds" not in row or row.get("head_dim", 128) != 128:  # peers have heads of 128
-            continue
-        name = f"coded, {row['plan']}" if "plan" in row else "INT2" if "microseconds" in row else "INT2, in the run of the coded cache"
-        yield (row["case"], name, gpu, row.get("bytes"), row.get("microseconds", row.get("int2_microseconds")), peers[row["case"]],
-               document["commit"][:7])
-
-
 def decode_speed():
-    return decode_table({name: kept(name) for name in ("int2_attention_h200.json", "coded_attention_h200.json") if (RESULTS / name).exists()})
-
-
-def decode_table(documents):
-    rows = [row for document in documents.values() for row in decode_rows(document)]
-    cases = list(dict.fromkeys(row[0] for row in rows))
-    lines = [[words_of_case(case), name, gpu, f"{size / 1e6:.1f}" if size else "", f"{us:.1f}", f"{bf16:.1f}", f"{bf16 / us:.1f}", commit]
-             for case, name, gpu, size, us, bf16, commit in sorted(rows, key=lambda row: cases.index(row[0]))]
-    head = ["one decode step of a layer", "cache", "GPU", "MB read", "us", "us in bfloat16", "times as fast", "commit"]
-    missing = "" if len(documents) == 2 else "\nThe coded cache has a decode kernel, too; its times are not kept here yet.\n"
-    return f"From {' and '.join(map(source, documents))}:\n\n{table(head, lines)}\n{missing}"
+    document, lines = kept("coded_attention_h200.json"), []
+    bf16 = {row["case"]: min(row["bf16_microseconds"].values()) for row in document["cases"] if "bf16_microseconds" in row}
+    for row in document["cases"]:
+        if "plan" in row and row["head_dim"] == 128:  # as bfloat16 was timed
+            us, peer = row["microseconds"], bf16[row["case"]]
+            lines.append([words_of_case(row["case"]), row["plan"], f"{row['bytes'] / 1e6:.1f}", f"{us:.1f}", f"{peer:.1f}", f"{peer / us:.1f}"])
+    head = ["one decode step of a layer", "plan", "MB read", "us", "us in bfloat16", "times as fast"]
+    return (f"From {source('coded_attention_h200.json')}, {document['gpu'].removeprefix('NVIDIA ').split()[0]}, commit "
+            f"{document['commit'][:7]}:\n\n{table(head, lines)}\n")
 
 
 def model_speed():
     document = kept("cache_h100.json")
     lines = []
     for row in document["speed"]:
-        ways = [max((row[way] for way in ("bf16", "bf16, flash")), key=lambda found: found.get("graph_tokens_per_s", 0)), row["int2"], row["coded"]]
+        ways = [max((row[way] for way in ("bf16", "bf16, flash")), key=lambda found: found.get("graph_tokens_per_s", 0)), row["coded"]]
         lines.append([f"{row['context'] // 1024}K", str(row["batch"]),
                       *(f"{found['graph_tokens_per_s']:.0f}" if "graph_tokens_per_s" in found else "no room" for found in ways),
                       *(f"{found['cache_bytes'] / 1e9:.1f}" if "cache_bytes" in found else "" for found in ways)])
-    names = ("bfloat16", "INT2", "coded")
+    names = ("bfloat16", "coded")
     head = ["context", "sequences", *(f"tokens/s, {name}" for name in names), *(f"GB, {name}" for name in names)]
     return f"From {source('cache_h100.json')}, {document['gpu'].split(',')[0]}, commit {document['commit'][:7]}:\n\n{table(head, lines)}\n"
 

@@ -6,10 +6,18 @@ from pathlib import Path
 
 import torch
 
-from int2_library import Rows, Table
-
 sys.path.append(str(Path(__file__).parents[1] / "data/make"))
 from coded_rows import placed  # noqa: E402
+
+
+class Rows(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("page_stride", ctypes.c_int64), ("token_stride", ctypes.c_int64),
+                ("head_stride", ctypes.c_int64)]
+
+
+class Table(ctypes.Structure):
+    _fields_ = [("pages", ctypes.c_void_p), ("lengths", ctypes.c_void_p), ("pages_per_sequence", ctypes.c_int32),
+                ("page_size", ctypes.c_int32), ("max_length", ctypes.c_int32)]
 
 
 class Format(ctypes.Structure):
@@ -31,9 +39,15 @@ class DecodeArgs(ctypes.Structure):
                  ("workspace", ctypes.c_void_p), ("workspace_bytes", ctypes.c_size_t)])
 
 
+def open_library(path):
+    library = ctypes.CDLL(path)
+    library.oscar_coded_decode_tokens_workspace.restype = ctypes.c_size_t
+    library.oscar_last_error.restype = ctypes.c_char_p
+    return library
+
+
 def coded_workspace(library, args, tokens):
     """Bytes of workspace for `tokens` query tokens a sequence; 0 if the arguments are refused."""
-    library.oscar_coded_decode_tokens_workspace.restype = ctypes.c_size_t
     return library.oscar_coded_decode_tokens_workspace(ctypes.byref(args), ctypes.c_int32(tokens))
 
 

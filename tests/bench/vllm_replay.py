@@ -27,8 +27,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 vllm_fakes.install(DEVICE)
 from oscar_kv import vllm_backend  # noqa: E402
 
-from bench_attention import time_sdpa  # noqa: E402
-from int2_library import time_graph  # noqa: E402
+from attention_peers import time_sdpa  # noqa: E402
+from gpu_timing import time_graph  # noqa: E402
 
 BLOCK = 16  # vLLM's on GPUs
 LIMIT = 0.02
@@ -92,16 +92,13 @@ def replay(record, rotations):
         kind: {"calls": len(each), "largest_error": max(each), "mean_error": sum(each) / len(each)} for kind, each in errors.items()}
 
 
-def random_set(coded, heads, dim):
-    """INT2 as published sets have it, or 2 bits in each channel."""
+def random_set(heads, dim):
+    """2 bits in each channel."""
     def side():
-        rotation = torch.linalg.qr(torch.randn(1 if not coded else heads, dim, dim))[0]
-        if not coded:
-            return oscar_kv.Side(rotation, rotation, None, torch.tensor([0.96]))
-        ones = torch.ones(heads, dim)
+        rotation, ones = torch.linalg.qr(torch.randn(heads, dim, dim))[0], torch.ones(heads, dim)
         return oscar_kv.Side(rotation, rotation, None, None, (4 * ones).int(), ones, ones)
 
-    return oscar_kv.SetPart({0: oscar_kv.Layer(0, side(), side())}, (64, 256), None if coded else oscar_kv.Int2Codec())
+    return oscar_kv.SetPart({0: oscar_kv.Layer(0, side(), side())}, (64, 256), None)
 
 
 def decode_step(backend, batch, length, heads, kv_heads, dim):
@@ -142,12 +139,12 @@ def speed(batches, heads=32, kv_heads=8, dim=128):
     for batch, length in batches:
         blocks = batch * -(-(length + 1) // BLOCK)
         row = {"batch": batch, "context": length, "bf16_attention_us": time_sdpa(batch, heads, kv_heads, dim, length, 2)}
-        for name, coded, kernels in (("int2", False, True), ("coded", True, True), ("coded, torch", True, False)):
+        for name, kernels in (("coded", True), ("coded, torch", False)):
             if not kernels and batch * length > 40000:
                 continue  # a request after another, decoded whole
             hide = mock.patch.object(vllm_backend, "why_no_decode", lambda *_: None if kernels else "as asked for")
             with hide:
-                backend = Backend(random_set(coded, kv_heads, dim), {"model.layers.0.attn": (heads, kv_heads, dim, dim**-0.5)}, BLOCK,
+                backend = Backend(random_set(kv_heads, dim), {"model.layers.0.attn": (heads, kv_heads, dim, dim**-0.5)}, BLOCK,
                                   blocks, batch, 2048)
             call, build = decode_step(backend, batch, length, heads, kv_heads, dim)
             row[name] = {"path": backend.path, "layer_us": wall(call, 50 if kernels else 3), "metadata_us": wall(build, 5),

@@ -3,6 +3,8 @@
 import unittest
 
 import torch
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from operators import (BEFORE, BF16, CASES, DEVICE, F32, LARGE, ON_CUDA, TOLERANCES, CodedCache, OperatorTest, before, each, expanded, normal,
                        ops, rotations, some_of, targets, unaligned)
@@ -92,6 +94,19 @@ class CodedTest(OperatorTest):
         cache.unpack(slots, k=k, v=k)
         for name, said in (("coded_pack", "Tensor(a!) pages"), ("coded_unpack", "Tensor(b!)? v")):
             self.assertIn(said, str(getattr(ops, name).default._schema))
+
+    def test_sizes_that_torch_compile_does_not_know_are_passed_on_as_symbols(self):
+        mode, cache = FakeTensorMode(shape_env=ShapeEnv()), CodedCache("cpu", lengths=(40, 7, 3))
+        dynamic = StatelessSymbolicContext([DimDynamic.DYNAMIC, DimDynamic.STATIC, DimDynamic.STATIC])
+        cache.q = mode.from_tensor(cache.q, symbolic_context=dynamic)
+        cache.windows = [mode.from_tensor(each, static_shapes=True) for each in cache.windows]
+        for name, value in list(vars(cache).items()):
+            if torch.is_tensor(value) and name != "q":
+                setattr(cache, name, mode.from_tensor(value, static_shapes=True))
+        with mode:
+            out, lse = cache.attend()
+        self.assertIsInstance(lse.shape[0], torch.SymInt)
+        self.assertEqual((lse.shape[1], out.shape == cache.q.shape, out.dtype, lse.is_contiguous()), (cache.q.shape[1], True, F32, True))
 
     @each(case | {"kind": kind} for case in CACHES for kind in ("extreme", "small integers", "normal"))
     def test_packed_rows(self, dim, page, kind):
@@ -190,7 +205,7 @@ class CodedTest(OperatorTest):
         slots, rows = cache.slots(), {side: normal(int(cache.lengths.sum()), cache.heads, dim) for side in "kv"}
         cache.pages = cache.pack(slots, **rows)
         found = cache.attend()
-        self.check_attention(cache, found, "coded")
+        self.check_attention(cache, found)
         if ON_CUDA:
             def step(workspace):
                 cache.pack(slots, cache.pages, **rows)
@@ -198,14 +213,14 @@ class CodedTest(OperatorTest):
 
             self.check_graph(step, found[0])
         cache.q = normal(len(cache.lengths), 3, *cache.q.shape[1:])  # the newest tokens of the window, each of which sees those before it
-        self.check_attention(cache, cache.attend(), "coded")
+        self.check_attention(cache, cache.attend())
 
     def check_shape(self, split_batch=0, operands=None, **shape):
         """operands: products that a head's values take, of which the kernel is compiled for some numbers."""
         cache = CodedCache(DEVICE, **shape)
         cache.fill()
         self.assertIn(operands, (None, cache.layout[3]) if ON_CUDA else (operands,))
-        self.check_decode(cache, "coded", split_batch)
+        self.check_decode(cache, split_batch)
 
     @each(expanded(LISTS["coded_decode"]["small"]))
     def test_small_shapes(self, **shape):
@@ -289,6 +304,10 @@ class CodedTest(OperatorTest):
     def test_refusals(self):
         cache = CodedCache(DEVICE, 256, 64, (40, 9, 1))
         self.changed(cache, "q is ", "q", cache.q.float())
+        self.changed(cache, "q is not contiguous", "q", cache.q.transpose(0, 1).contiguous().transpose(0, 1))
+        self.changed(cache, "num_q_heads", "q", cache.q[:, :2].contiguous())
+        if ON_CUDA:
+            self.changed(cache, "is on cpu", "lengths", cache.lengths.cpu())
         self.changed(cache, "q has 128 channels", "q", cache.q[..., :128].contiguous())
         self.changed(cache, "layout has 2 numbers", "layout", [1, 2])
         self.changed(cache, "pages must be (pages, page_size", "pages", cache.pages[..., :16])

@@ -21,7 +21,7 @@ except ImportError as missing:
     sys.exit(77)
 
 PROJECT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(PROJECT / "tests/bench"), str(PROJECT / "scripts/reference")]
+sys.path.insert(0, str(PROJECT / "tests/bench"))
 from coded_library import CodedFormat, decode_rows  # noqa: E402
 
 DEVICE = os.environ.get("OSCAR_TEST_DEVICE", "cpu")
@@ -91,9 +91,9 @@ class OperatorTest(unittest.TestCase):
         self.assertLessEqual(error, limit * size)
         return error / (size or 1)
 
-    def check_attention(self, cache, found, kind):
+    def check_attention(self, cache, found):
         """Of each query token of each sequence, outputs and log-sum-exps are those of float64."""
-        limit, shape, worst = TOLERANCES[f"decode, log-sum-exp, {kind}"], (len(cache.lengths), -1, *cache.q.shape[-2:]), 0
+        limit, shape, worst = TOLERANCES["decode, log-sum-exp"], (len(cache.lengths), -1, *cache.q.shape[-2:]), 0
         out, sums = found[0].reshape(shape), found[1].reshape(shape[:3])
         most = TOLERANCES["decode"] * max(1, int(cache.lengths.max()) / 24000)**0.5  # more random rows cancel, and relative errors grow
         for token in range(out.shape[1]):
@@ -101,11 +101,11 @@ class OperatorTest(unittest.TestCase):
             for b in range(len(out)):
                 worst = max(worst, self.near(out[b, token], expected[0][b], most))
             torch.testing.assert_close(sums[:, token].double(), expected[1], rtol=limit, atol=limit)
-        print(f"measured: {kind} decode | bfloat16 | {cache.dim} | {int(cache.lengths.max())} | {worst:.3g} | {most:.3g}")
+        print(f"measured: coded decode | bfloat16 | {cache.dim} | {int(cache.lengths.max())} | {worst:.3g} | {most:.3g}")
 
-    def check_decode(self, cache, kind, split_batch=0):
+    def check_decode(self, cache, split_batch=0):
         found = cache.attend(split_batch=split_batch)
-        self.check_attention(cache, found, kind)
+        self.check_attention(cache, found)
         self.same(cache.attend(split_batch=split_batch)[0], found[0], "from run to run")
 
     def check_neighbours(self, cache):
@@ -175,11 +175,22 @@ def listed(numbers):
     return [int(number) for number in numbers.split()] if isinstance(numbers, str) else numbers
 
 
-class Sequences:
-    """Of some lengths in shuffled pages, windows of their own tokens, and queries. lengths, windows: of each, also as text; tokens: query
-    tokens of each, the newest of its window; peak: how far from uniform attention is."""
+class CodedCache:
+    """A coded cache of sequences of some lengths in shuffled pages, windows of their own tokens, and queries. lengths, windows: of each, also as
+    text; tokens: query tokens of each, the newest of its window; peak: how far from uniform attention is. plan: bits of the blocks of every head's keys, and of its values unless value_plan tells them; most: random bits up to that. Without
+    either heads have the plans of cases.json, values that of the next head: in each size some head has 8-byte pieces of both."""
 
-    def __init__(self, device, dim, kv_heads, per_head, lengths, windows, page, window_page=16, tokens=None, peak=1):
+    def __init__(self, device, dim=128, page=16, lengths=LENGTHS, windows=9, kv_heads=2, per_head=3, most=None, plan=None, value_plan=None,
+                 window_page=16, tokens=None, peak=1):
+        def random():
+            return " ".join(map(str, sorted(torch.randint(most + 1, (dim // 8,)).tolist(), reverse=True)))
+
+        keys = None
+        if most or plan is not None:
+            plans = [[random() if each is None else each for _ in range(kv_heads)] for each in (plan, plan if value_plan is None else value_plan)]
+        else:
+            keys = CASES["coded_plans"][str(dim)]
+            plans, kv_heads = [keys, [*keys[1:], keys[0]]], len(keys)
         self.device, self.dim, self.page, self.heads, lengths = device, dim, page, kv_heads, listed(lengths)
         windows = [windows] * len(lengths) if isinstance(windows, int) else listed(windows)
 
@@ -194,6 +205,19 @@ class Sequences:
         self.lengths, self.window_lengths = (torch.tensor(each, dtype=torch.int32, device=device) for each in (lengths, windows))
         self.windows = [normal(self.window_table.numel(), window_page, kv_heads, dim, device=device) for _ in range(2)]
         self.q = peak * normal(len(lengths), *([tokens] if tokens else []), per_head * kv_heads, dim, device=device)
+        bits = [torch.tensor([listed(each) + [0] * (dim // 8 - len(listed(each))) for each in side], dtype=torch.uint8) for side in plans]
+        spread = [0.5 + torch.rand(kv_heads, dim) for _ in range(2)]
+        # Of the plans of cases.json all channels are about as large; else as fits make them: a channel of more bits has larger values.
+        sizes = [each.int().repeat_interleave(8, 1) if isinstance(keys, list) else each.int().amax(1, keepdim=True) for each in bits]
+        steps = [6 / (1 << size) * own for size, own in zip(sizes, spread)]
+        self.format = [*bits, *steps, *spread]
+        self.reader = CodedFormat.__new__(CodedFormat)  # as the header defines pages, without a library
+        self.reader.bits, self.reader.steps = bits, steps
+        token_bytes = sum(self.reader.head_bytes(head) for head in range(kv_heads))
+        self.pages = torch.full((self.table.numel(), page, token_bytes), 0xA5, dtype=torch.uint8, device=device)
+        layout, tables = ops.coded_layout(*self.format, for_gpu=device == "cuda")
+        self.layout, self.places = layout.tolist(), tables.to("cpu" if device == "meta" else device)
+        assert self.layout[5] == token_bytes
 
     def last(self):
         """The last sequence alone."""
@@ -224,63 +248,6 @@ class Sequences:
             out.append(attention(self.q[b] if self.q.dim() == 3 else self.q[b, -1 - unseen], k, v))
             first += length
         return [torch.stack(each) for each in zip(*out)]
-
-
-class Int2Cache(Sequences):
-    def __init__(self, device, lengths=LENGTHS, windows=9, group=0, params="float32", dim=128, kv_heads=2, per_head=4, page=16, **more):
-        super().__init__(device, dim, kv_heads, per_head, lengths, windows, page, **more)
-        shape = (self.table.numel(), self.page, self.heads)
-        self.codes = [torch.zeros(*shape, dim // 4, dtype=torch.uint8, device=device) for _ in range(2)]
-        self.params = [torch.zeros(*shape, dim // (group or dim), 2, dtype=getattr(torch, params), device=device) for _ in range(2)]
-
-    def fill(self):
-        for codes, params in zip(self.codes, self.params):
-            codes.random_(256)
-            params[..., 0].uniform_(0.1, 1.3), params[..., 1].normal_(1.5, 0.4)
-
-    def attend(self, **options):
-        return ops.int2_decode(self.q, *self.codes, *self.params, *self.tables(), **options)
-
-    def packed(self):
-        return [unpacked(codes, params, self.slots()).double() for codes, params in zip(self.codes, self.params)]
-
-
-def unpacked(codes, params, slots):
-    """float32 rows of slots, by the formula."""
-    at = slots.long() // codes.shape[1], slots.long() % codes.shape[1]
-    numbers = torch.cat([codes[at] >> shift & 3 for shift in (0, 2, 4, 6)], -1).float().unflatten(-1, (params.shape[3], -1))
-    scale, zero = params[at].float().unbind(-1)
-    return ((numbers - zero[..., None]) * scale[..., None]).flatten(-2)
-
-
-class CodedCache(Sequences):
-    """plan: bits of the blocks of every head's keys, and of its values unless value_plan tells them; most: random bits up to that. Without
-    either heads have the plans of cases.json, values that of the next head: in each size some head has 8-byte pieces of both."""
-
-    def __init__(self, device, dim=128, page=16, lengths=LENGTHS, windows=9, kv_heads=2, per_head=3, most=None, plan=None, value_plan=None, **more):
-        def random():
-            return " ".join(map(str, sorted(torch.randint(most + 1, (dim // 8,)).tolist(), reverse=True)))
-
-        keys = None
-        if most or plan is not None:
-            plans = [[random() if each is None else each for _ in range(kv_heads)] for each in (plan, plan if value_plan is None else value_plan)]
-        else:
-            keys = CASES["coded_plans"][str(dim)]
-            plans, kv_heads = [keys, [*keys[1:], keys[0]]], len(keys)
-        super().__init__(device, dim, kv_heads, per_head, lengths, windows, page, **more)
-        bits = [torch.tensor([listed(each) + [0] * (dim // 8 - len(listed(each))) for each in side], dtype=torch.uint8) for side in plans]
-        spread = [0.5 + torch.rand(kv_heads, dim) for _ in range(2)]
-        # Of the plans of cases.json all channels are about as large; else as fits make them: a channel of more bits has larger values.
-        sizes = [each.int().repeat_interleave(8, 1) if isinstance(keys, list) else each.int().amax(1, keepdim=True) for each in bits]
-        steps = [6 / (1 << size) * own for size, own in zip(sizes, spread)]
-        self.format = [*bits, *steps, *spread]
-        self.reader = CodedFormat.__new__(CodedFormat)  # as the header defines pages, without a library
-        self.reader.bits, self.reader.steps = bits, steps
-        token_bytes = sum(self.reader.head_bytes(head) for head in range(kv_heads))
-        self.pages = torch.full((self.table.numel(), page, token_bytes), 0xA5, dtype=torch.uint8, device=device)
-        layout, tables = ops.coded_layout(*self.format, for_gpu=device == "cuda")
-        self.layout, self.places = layout.tolist(), tables.to("cpu" if device == "meta" else device)
-        assert self.layout[5] == token_bytes
 
     def fill(self):
         """Scales are near 1."""

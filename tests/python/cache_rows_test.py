@@ -4,7 +4,6 @@
 On the CPU by the operators there; on a GPU by the kernels if OSCAR_TEST_DEVICE=cuda, exit status 77 if there is none.
 """
 import dataclasses
-import itertools
 import sys
 import unittest
 
@@ -14,7 +13,7 @@ try:
     import torch
     import transformers
     from on_device import DEVICE
-    from oscar_kv import Int2Codec, packed_cache, packed_layer
+    from oscar_kv import packed_cache, packed_layer
     from oscar_kv.cache_rows import DecodeClock, LayerRows
     from oscar_kv.score_rule import ScoreRule
     from plain_attention import plain_attention
@@ -30,30 +29,28 @@ def random(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
-def side(heads, dim, seed, centred=False, clips=(0.95,), levels=None):
-    """Random matrices that are no rotations."""
-    rotation = torch.linalg.qr(random(heads, dim, dim, seed=seed).cpu())[0] * torch.linspace(0.5, 2, dim)
+def side(dim, seed, centred=False, levels=8):
+    """Random matrices of two heads that are no rotations."""
+    rotation = torch.linalg.qr(random(2, dim, dim, seed=seed).cpu())[0] * torch.linspace(0.5, 2, dim)
     read = torch.linalg.inv(rotation).transpose(-1, -2).contiguous()
-    mean = random(heads, dim, seed=seed + 1).cpu() if centred else None
-    if levels is None:
-        return oscar_kv.Side(rotation, read, mean, torch.tensor(clips))
-    sigma = torch.linspace(0.5, 2, dim).expand(heads, dim)
-    return oscar_kv.Side(rotation, read, mean, None, torch.full((heads, dim), levels, dtype=torch.int32), 6 * sigma / levels, sigma)
+    mean = random(2, dim, seed=seed + 1).cpu() if centred else None
+    sigma = torch.linspace(0.5, 2, dim).expand(2, dim)
+    return oscar_kv.Side(rotation, read, mean, None, torch.full((2, dim), levels, dtype=torch.int32), 6 * sigma / levels, sigma)
 
 
-def rows_of(codec, dim=64, keys=None, rule=ScoreRule(), **options):
-    """Of a layer of two heads, of which the keys are centred, or the values where scores have a rule; keys: in place of the keys."""
-    layer = oscar_kv.Layer(3, keys or side(2, dim, 0, centred=rule.is_plain, **options), side(2, dim, 7, centred=not rule.is_plain, **options))
-    return LayerRows(oscar_kv.SetPart({3: layer}, (SINK, RECENT), codec), layer)
+def rows_of(dim=64, rule=ScoreRule(), **options):
+    """Of a layer of two heads, of which the keys are centred, or the values where scores have a rule."""
+    layer = oscar_kv.Layer(3, side(dim, 0, centred=rule.is_plain, **options), side(dim, 7, centred=not rule.is_plain, **options))
+    return LayerRows(oscar_kv.SetPart({3: layer}, (SINK, RECENT), None), layer)
 
 
 def distance(a, b):
     return float((a.float() - b.float()).norm() / b.float().norm())
 
 
-def attended(calls, codec, dim=64, mask=None, by_kernel=True, rule=ScoreRule(), **options):
+def attended(calls, dim=64, mask=None, by_kernel=True, rule=ScoreRule(), **options):
     """30 tokens of two sequences in calls of so many: outputs by kernels, in torch over the same rows, and over native rows."""
-    rows, clock = rows_of(codec, dim, rule=rule, **options), DecodeClock(SINK, RECENT)
+    rows, clock = rows_of(dim, rule, **options), DecodeClock(SINK, RECENT)
     q, k, v = random(2, 6, 30, dim, seed=1), random(2, 2, 30, dim, seed=2), random(2, 2, 30, dim, seed=3)
     rows.begin(k, v, torch.device(DEVICE if by_kernel else "cpu"))
     outs, first = ([], [], []), 0
@@ -85,9 +82,9 @@ def log_probabilities(model, ids, cache, calls):
 
 
 class RowsTest(unittest.TestCase):
-    def rows(self, calls, levels, **options):
+    def rows(self, calls, levels):
         """40 tokens in calls of so many, and as they are read in the last one."""
-        rows, native = rows_of(None, levels=levels, **options), [random(1, 2, 40, 64, seed=seed) for seed in (5, 6)]
+        rows, native = rows_of(levels=levels), [random(1, 2, 40, 64, seed=seed) for seed in (5, 6)]
         rows.begin(*native, torch.device(DEVICE))
         for parts in zip(*(x.split(calls, 2) for x in native)):
             rows.append(*parts)
@@ -107,25 +104,23 @@ class RowsTest(unittest.TestCase):
             exact = ((found - expected).norm(dim=-1) / expected.norm(dim=-1)).amax((0, 1)) < 0.02
             self.assertEqual(exact.tolist(), [token < SINK or token > 39 - RECENT for token in range(40)])
 
-    def test_attention_of_each_codec_and_call(self):
-        for codec, options in ((Int2Codec(), {}), (Int2Codec(group_size=32), {}), (Int2Codec(group_size=64, scale_dtype="float16"), {}),
-                               (Int2Codec(), {"dim": 256, "clips": (0.7, 0.0)}), (None, {"levels": 8})):
+    def test_attention_of_each_shape_and_call(self):
+        for options in ({"dim": 128}, {"dim": 256}, {"dim": 64, "levels": 4}):
             one = None
             for calls in (1, 7, 30):
-                by_kernels, in_torch, _ = attended(calls, codec, **{"dim": 128} | options)
-                self.assertLess(distance(by_kernels, in_torch), 5e-3, (codec, calls))
+                by_kernels, in_torch, _ = attended(calls, **options)
+                self.assertLess(distance(by_kernels, in_torch), 5e-3, (options, calls))
                 one = by_kernels if one is None else one
-                self.assertLess(distance(by_kernels, one), 0.01, (codec, calls))  # however many come at once
+                self.assertLess(distance(by_kernels, one), 0.01, (options, calls))  # however many come at once
 
     def test_sinks_and_soft_caps(self):
         sinks = torch.tensor([6.0, 5.0, 4.0, 3.0, 2.0, -1.0], device=DEVICE).bfloat16()
         for rule in (ScoreRule(sinks=sinks), ScoreRule(2.0), ScoreRule(2.0, sinks)):
-            for codec, options in ((Int2Codec(), {}), (None, {"levels": 8})):
-                in_torch, _, native = attended(1, codec, by_kernel=False, rule=rule, **options)
-                self.assertLess(distance(in_torch, native), 0.01, (rule, codec))
-                for calls in (1, 7):
-                    self.assertLess(distance(attended(calls, codec, rule=rule, **options)[0], in_torch), 0.01, (rule, codec, calls))
-        rows, new = rows_of(Int2Codec()), random(1, 2, 1, 64)
+            in_torch, _, native = attended(1, by_kernel=False, rule=rule)
+            self.assertLess(distance(in_torch, native), 0.01, rule)
+            for calls in (1, 7):
+                self.assertLess(distance(attended(calls, rule=rule)[0], in_torch), 0.01, (rule, calls))
+        rows, new = rows_of(), random(1, 2, 1, 64)
         for begun in ("append", "step_of"):
             rows.begin(new, new, torch.device(DEVICE))
             step = rows.step_of(new, new, DecodeClock(SINK, RECENT)) if begun == "step_of" else rows.append(new, new) or rows.attention()
@@ -134,56 +129,52 @@ class RowsTest(unittest.TestCase):
             rows.clear()
 
     def test_rows_that_kernels_do_not_take_are_packed_on_the_cpu(self):
-        for codec, dim in ((Int2Codec("lloyd-max", 64), 128), (Int2Codec(), 96), (None, 96)):
-            options = {"levels": 8} if codec is None else {}
-            for calls in (1, 30):
-                out, _, native = attended(calls, codec, dim, by_kernel=False, **options)
-                if calls == 1:
-                    self.assertLess(distance(out, native), 0.01, codec)
+        for calls in (1, 30):
+            out, _, native = attended(calls, 96, by_kernel=False)
+            if calls == 1:
+                self.assertLess(distance(out, native), 0.01)
 
     def test_each_token_of_a_prompt_has_windows_of_its_own(self):
-        out, _, native = attended(30, Int2Codec())
+        out, _, native = attended(30, levels=2)
         self.assertGreater(distance(native, out), 0.05)  # a prompt at once sees itself exactly
 
     def test_padding_goes_to_torch(self):
         mask = torch.ones(2, 1, 30, 30, device=DEVICE).tril().bool()
         mask[1, :, :, :6] = False
-        alone = attended(1, Int2Codec())[0]
+        alone = attended(1)[0]
         for calls in (1, 30):
-            by_kernels, in_torch, _ = attended(calls, Int2Codec(), mask=mask)
+            by_kernels, in_torch, _ = attended(calls, mask=mask)
             self.assertLess(distance(by_kernels, in_torch), 5e-3)
             self.assertLess(distance(by_kernels[0], alone[0]), 0.01)
             self.assertGreater(float((by_kernels[1, :, 6:] - alone[1, :, 6:]).norm()), 1)
 
     def test_refuses_rows_of_another_shape(self):
-        for expected, heads, dim, keys in (
-                ("layer 3: key rows of 32 channels do not fit matrices of 64 x 64", 2, 32, None),
-                ("layer 3: key matrices of 2 KV heads, but 1 ranks have 4 each", 4, 64, None),
-                ("layer 3: key clip ratios of 3 KV heads, but 1 ranks have 2 each", 2, 64, side(2, 64, 0, clips=(0.9, 0.9, 0.9)))):
+        for expected, heads, dim in (("layer 3: key rows of 32 channels do not fit matrices of 64 x 64", 2, 32),
+                                     ("layer 3: key matrices of 2 KV heads, but 1 ranks have 4 each", 4, 64)):
             with self.assertRaisesRegex(ValueError, expected):
-                rows_of(Int2Codec(), keys=keys).begin(*[random(1, heads, 0, dim)] * 2, torch.device(DEVICE))
+                rows_of().begin(*[random(1, heads, 0, dim)] * 2, torch.device(DEVICE))
 
     def model(self):
         model = transformers.AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval().to(DEVICE)
         model.set_attn_implementation(oscar_kv.PACKED_ATTENTION)
         return model
 
-    def cache(self, model, name="oscar", **options):
-        return oscar_kv.PackedCache(dataclasses.replace(oscar_kv.read_set(sample_set(name)), windows=(16, 64)), model.config, **options)
+    def cache(self, model, **options):
+        return oscar_kv.PackedCache(dataclasses.replace(oscar_kv.read_set(sample_set("coded")), windows=(16, 64)), model.config, **options)
 
     def test_a_model_says_the_same_by_kernel_and_torch(self):
         model = self.model()
         ids = torch.from_numpy(np.load(GOLDEN / "tokens_eval.npy")[:2, :160]).long().to(DEVICE)
-        for name, calls in (("oscar", 160), ("oscar", 1), ("coded", 160), ("coded", 1)):
-            kernel, plain = (self.cache(model, name, path=path) for path in ("kernel", "torch"))
+        for calls in (160, 1):
+            kernel, plain = (self.cache(model, path=path) for path in ("kernel", "torch"))
             tokens = ids if calls > 1 else ids[:1, :100]
             found, expected = (log_probabilities(model, tokens, cache, calls) for cache in (kernel, plain))
             exact = log_probabilities(model, tokens, transformers.DynamicCache(config=model.config), calls)
             self.assertEqual((kernel.path, plain.path), ("kernel", "torch: as asked for"))
             kld, cost = (float((p.exp() * (p - q)).sum(-1).mean()) for p, q in ((expected, found), (exact, expected)))
-            self.assertLess(kld, 0.2 * cost, (name, calls))
+            self.assertLess(kld, 0.2 * cost, calls)
 
-    def test_a_coded_cache_with_padding_and_changed_sequences(self):
+    def test_padding_and_changed_sequences(self):
         """Pages are read in torch where there is a mask, and follow their sequences."""
         model = self.model()
         ids = torch.from_numpy(np.load(GOLDEN / "tokens_eval.npy")[:2, :120]).long().to(DEVICE)
@@ -191,7 +182,7 @@ class RowsTest(unittest.TestCase):
         mask[1, :10] = 0
         found = []
         for path in ("kernel", "torch"):
-            cache = self.cache(model, "coded", path=path)
+            cache = self.cache(model, path=path)
             with torch.no_grad():
                 model(ids, past_key_values=cache, attention_mask=mask[:, :120])
                 cache.reorder_cache(torch.tensor([1, 0], device=DEVICE))
@@ -227,38 +218,37 @@ class RowsTest(unittest.TestCase):
         """Steps, a prompt in parts and steps again say what a cache of torch says; no tensor moves where there is room."""
         model = self.model()
         ids = torch.from_numpy(np.load(GOLDEN / "tokens_eval.npy")[:2, :400]).long().to(DEVICE)
-        for name in ("oscar", "coded"):
-            roomy, plain = self.cache(model, name, path="kernel", max_length=400), self.cache(model, name, path="torch")
-            parts, places = [], set()
-            for cache in (roomy, plain):
-                out = [log_probabilities(model, ids[:, :5], cache, 1), log_probabilities(model, ids[:, 5:370], cache, 365)]
-                for first in range(370, 400):
-                    out.append(log_probabilities(model, ids[:, first:first + 1], cache, 1))
-                    if cache is roomy:
-                        places.add(tuple(x.data_ptr() for layer in cache.layers for x in layer.rows.held()))
-                parts.append(torch.cat(out, 1))
-                self.assertEqual(cache.get_seq_length(), 400)
-            self.assertEqual(len(places), 1)
-            found, expected = parts
-            self.assertLess(float((expected.exp() * (expected - found)).sum(-1).mean()), 1e-3, name)
+        roomy, plain = self.cache(model, path="kernel", max_length=400), self.cache(model, path="torch")
+        parts, places = [], set()
+        for cache in (roomy, plain):
+            out = [log_probabilities(model, ids[:, :5], cache, 1), log_probabilities(model, ids[:, 5:370], cache, 365)]
+            for first in range(370, 400):
+                out.append(log_probabilities(model, ids[:, first:first + 1], cache, 1))
+                if cache is roomy:
+                    places.add(tuple(x.data_ptr() for layer in cache.layers for x in layer.rows.held()))
+            parts.append(torch.cat(out, 1))
+            self.assertEqual(cache.get_seq_length(), 400)
+        self.assertEqual(len(places), 1)
+        found, expected = parts
+        self.assertLess(float((expected.exp() * (expected - found)).sum(-1).mean()), 1e-3)
 
     if DEVICE == "cuda":  # graphs are CUDA's
         def test_a_graph_says_what_calls_of_the_model_say(self):
             model = self.model()
             ids = torch.from_numpy(np.load(GOLDEN / "tokens_eval.npy")[:2, :600]).long().to(DEVICE)
-            for name, max_length in itertools.product(("oscar", "coded"), (700, 0)):  # without room the cache grows by 256 tokens
-                graphed, plain = (self.cache(model, name, path="kernel", max_length=max_length) for _ in range(2))
+            for max_length in (700, 0):  # without room the cache grows by 256 tokens
+                graphed, plain = (self.cache(model, path="kernel", max_length=max_length) for _ in range(2))
                 for cache in (graphed, plain):
                     log_probabilities(model, ids[:, :40], cache, 40)
                 step = oscar_kv.DecodeGraph(model, graphed)
                 found = torch.cat([step(ids[:, i:i + 1]).clone() for i in range(40, 600)], 1).float().log_softmax(-1)
                 expected = log_probabilities(model, ids[:, 40:600], plain, 1)
-                self.assertLess(distance(found, expected), 1e-4, (name, max_length))
+                self.assertLess(distance(found, expected), 1e-4, max_length)
                 self.assertEqual(graphed.get_seq_length(), 600)
                 after = [log_probabilities(model, ids[:, :7], cache, 7) for cache in (graphed, plain)]
-                self.assertLess(distance(*after), 1e-4, (name, max_length))
+                self.assertLess(distance(*after), 1e-4, max_length)
                 found = torch.cat([step(ids[:, i:i + 1]).clone() for i in range(7, 12)], 1).float().log_softmax(-1)
-                self.assertLess(distance(found, log_probabilities(model, ids[:, 7:12], plain, 1)), 1e-4, (name, max_length))
+                self.assertLess(distance(found, log_probabilities(model, ids[:, 7:12], plain, 1)), 1e-4, max_length)
 
     def test_a_graph_says_why_it_cannot_be(self):
         model = self.model()
@@ -274,9 +264,7 @@ class RowsTest(unittest.TestCase):
             oscar_kv.DecodeGraph(model, cache)
 
     def test_says_why_it_takes_torch(self):
-        for expected, found in (("groups of 16 channels", packed_layer.why_no_kernels(Int2Codec(group_size=16), 64)),
-                                ("rows of 96 channels", packed_layer.why_no_kernels(Int2Codec(), 96)),
-                                ("lloyd-max are packed on the CPU", packed_layer.why_no_kernels(Int2Codec("lloyd-max"), 64)),
+        for expected, found in (("rows of 96 channels", packed_layer.why_no_kernels(96)),
                                 ("34 query heads for 2", packed_layer.why_no_decode(34, 2))):
             self.assertIn(expected, found)
         model = self.model()
@@ -294,7 +282,7 @@ class RowsTest(unittest.TestCase):
         gpu, cpu = torch.device("cuda"), torch.device("cpu")
         self.assertEqual([packed_cache.place_of_rows(gpu, None), packed_cache.place_of_rows(cpu, "rows are on cpu")], [gpu, cpu])
         with self.assertWarnsRegex(UserWarning, "on the CPU, which is slow: rows of 96 channels"):
-            self.assertEqual(packed_cache.place_of_rows(gpu, packed_layer.why_no_kernels(Int2Codec(), 96)), cpu)
+            self.assertEqual(packed_cache.place_of_rows(gpu, packed_layer.why_no_kernels(96)), cpu)
 
     def test_takes_the_kernels_by_itself_on_a_gpu_only(self):
         model = self.model()

@@ -42,7 +42,7 @@ def set_for(config, levels=256, windows=(4, 8), layers=None):
     shape, random = (config.num_key_value_heads, dim), torch.Generator().manual_seed(0)
 
     def side():
-        rotation = torch.linalg.qr(torch.randn(1, dim, dim, generator=random))[0]
+        rotation = torch.linalg.qr(torch.randn(shape[0], dim, dim, generator=random))[0]
         formats = torch.full(shape, levels, dtype=torch.int32), torch.full(shape, 8.0 / levels), torch.ones(shape)
         return oscar_kv.Side(rotation, rotation, None, None, *formats)
 
@@ -74,23 +74,6 @@ class CacheTest(unittest.TestCase):
         self.assertGreater(expected, 0.003)
         figures.check(self, self._testMethodName, kld / expected, 1, BOUND)
 
-    def fitted(self, **options):
-        np.save(self.folder / "calibration.npy", np.load(GOLDEN / "tokens_calib.npy")[:2, :1024])
-        oscar_kv.fit(self.folder / "set", model=MODEL, tokens=self.folder / "calibration.npy", **options)
-        return self.folder / "set"
-
-    def test_kld_of_oscar(self):
-        self.assert_kld_of_verify(sample_set("oscar"))
-
-    def test_kld_of_oscar_by_what_the_kernels_compute(self):
-        self.assert_kld_of_verify(sample_set("oscar"), 320, sequences=1, calls=1, path="kernel")
-
-    def test_kld_of_a_centred_stretch_with_half_scales(self):
-        self.assert_kld_of_verify(self.fitted(recipe="stretch", codec="minmax", key_objective="fisher", center=True, scale_dtype="float16"))
-
-    def test_kld_of_lloyd_max(self):
-        self.assert_kld_of_verify(self.fitted(recipe="oscar", codec="lloyd-max"))
-
     def test_kld_of_keys_before_rope(self):
         folder = sample_set("coded", keys="before-rope", bits=1.25)
         self.assert_kld_of_verify(folder, tokens=384, sequences=1, calls=1)
@@ -104,19 +87,23 @@ class CacheTest(unittest.TestCase):
     def test_kld_of_the_coded_cache(self):
         self.assert_kld_of_verify(sample_set("coded"))
 
+    def test_kld_of_the_coded_cache_by_what_the_kernels_compute(self):
+        self.assert_kld_of_verify(sample_set("coded"), 320, sequences=1, calls=1, path="kernel")
+
     def test_kld_with_any_attention_a_token_at_a_time(self):
-        self.assert_kld_of_verify(sample_set("oscar"), 320, 4, calls=1)
+        self.assert_kld_of_verify(sample_set("coded"), 320, 4, calls=1)
 
     def test_bytes(self):
-        """Rows of 128 channels in 32 bytes and two float32 parameters, instead of 256 bytes."""
-        model = self.sample()
-        cache = oscar_kv.PackedCache(sample_set("oscar"), model.config)
+        """Rows of 128 channels in as many bytes as the manifest says, instead of 256."""
+        model, part = self.sample(), oscar_kv.read_set(sample_set("coded"))
+        cache = oscar_kv.PackedCache(part, model.config)
         ids = torch.from_numpy(np.load(GOLDEN / "tokens_eval.npy")[:1, :2048]).long()
         self.assertEqual(cache.nbytes(), 0)
         logits(model, ids, cache)
-        rows = 4 * 2  # of a token
+        packed = sum(layer.rows._packed.bytes for layer in cache.layers)  # of a token
+        self.assertAlmostEqual(8 * packed / (4 * 2 * 128), part.manifest["parts"]["coded"]["codec"]["bits"], delta=0.2)  # in whole bytes of pages
         window, history = 64 + 256, 2048 - 64 - 255
-        self.assertEqual(cache.nbytes(), rows * (window * 256 + -(-history // 256) * 256 * 40))
+        self.assertEqual(cache.nbytes(), 4 * 2 * window * 256 + -(-history // 256) * 256 * packed)
         self.assertEqual(cache.get_seq_length(), 2048)
 
     def assert_generates_like_the_default_cache(self, name, **options):

@@ -67,25 +67,24 @@ class LmcacheTest(unittest.TestCase):
     def test_rows_are_those_of_packed_cache(self):
         """Bit for bit, in a page of a history and read back."""
         rows = self.rows[:, :, :EXACT + chunks.CHUNK].contiguous()
-        for recipe in ("auto", "oscar"):
-            part = oscar_kv.read_set(sample_set(recipe))
-            serde, expected = lmcache.SetSerde(part, EXACT), []
-            chunk, at = chunks.stored(serde, rows), lmcache._BEGIN
-            back, = chunks.loaded(serde, chunk, rows)
-            for i, layer in part.to_torch().layers.items():
-                cache = LayerRows(dataclasses.replace(part, windows=(EXACT, 1)), layer)
-                x = rows[:, i].unflatten(2, (1, 128)).transpose(1, 2)[:, None]
-                cache.begin(*x, torch.device("cpu"))
-                cache.append(*x)
-                cache.evict()
-                page, exact = cache.history.flatten(), 2 * EXACT * 256
-                at += exact
-                self.assertTrue(torch.equal(chunk.tensor[at:at + len(page)], page), f"{recipe}, layer {i}")
-                at += len(page)
-                expected = torch.stack(cache.read()).squeeze(1).transpose(1, 2).flatten(2).bfloat16()
-                self.assertTrue(torch.equal(back[:, i, EXACT:], expected[:, EXACT:]), f"{recipe}, layer {i}")
-                self.assertTrue(torch.equal(back[:, i, :EXACT], rows[:, i, :EXACT]))
-            self.assertEqual(at, chunk.get_size())
+        part = oscar_kv.read_set(sample_set())
+        serde, expected = lmcache.SetSerde(part, EXACT), []
+        chunk, at = chunks.stored(serde, rows), lmcache._BEGIN
+        back, = chunks.loaded(serde, chunk, rows)
+        for i, layer in part.to_torch().layers.items():
+            cache = LayerRows(dataclasses.replace(part, windows=(EXACT, 1)), layer)
+            x = rows[:, i].unflatten(2, (1, 128)).transpose(1, 2)[:, None]
+            cache.begin(*x, torch.device("cpu"))
+            cache.append(*x)
+            cache.evict()
+            page, exact = cache.history.flatten(), 2 * EXACT * 256
+            at += exact
+            self.assertTrue(torch.equal(chunk.tensor[at:at + len(page)], page), f"layer {i}")
+            at += len(page)
+            expected = torch.stack(cache.read()).squeeze(1).transpose(1, 2).flatten(2).bfloat16()
+            self.assertTrue(torch.equal(back[:, i, EXACT:], expected[:, EXACT:]), f"layer {i}")
+            self.assertTrue(torch.equal(back[:, i, :EXACT], rows[:, i, :EXACT]))
+        self.assertEqual(at, chunk.get_size())
 
     def test_sizes_are_exact(self):
         serde = lmcache.SetSerde(tiny(), EXACT)
@@ -93,7 +92,7 @@ class LmcacheTest(unittest.TestCase):
             x = random(2, 2, tokens, 32)
             chunk = chunks.stored(serde, x)
             size = sum(2 * min(tokens, EXACT) * 64 + max(tokens - EXACT, 0) * slots.bytes
-                       for slots in (packed_layer.slots_of(None, layer, 2, 16, torch.device("cpu"), torch.bfloat16)
+                       for slots in (packed_layer.PackedSlots(layer, 2, 16, torch.device("cpu"), torch.bfloat16)
                                      for layer in tiny().to_torch().layers.values())) if tokens else 0
             self.assertEqual(chunk.get_size(), lmcache._BEGIN + size, tokens)
             back, = chunks.loaded(serde, chunk, x)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: MIT
 """oscar_kv without a model: sets as arrays, and the commands: package_test.py [PackageTest.test_…]"""
-import dataclasses
 import os
 import subprocess
 import sys
@@ -83,13 +82,6 @@ class PackageTest(unittest.TestCase):
             done = subprocess.run([sys.executable, "-B", "-c", code], capture_output=True, text=True, timeout=60,
                                   env=os.environ | {"OSCAR_BINARY": value})
             self.assertIn(expected, done.stderr)
-
-    def test_says_which_clip_ratios_it_takes_for_unknown_ones(self):
-        from oscar_kv.packed_layer import LayerSide
-
-        side = dataclasses.replace(oscar_kv.read_set(sample_set(), "sglang-v1").to_torch().layers[0].key, clip_ratios=None)
-        with self.assertWarnsRegex(UserWarning, "does not say its clip ratios for keys; 0.96 is used"):
-            self.assertEqual(LayerSide("key", 0, side, 1, 128, torch.device("cpu"), torch.float32, 0, 1).clip_ranks(), [122])
 
 
 if __name__ == "__main__":

@@ -61,13 +61,20 @@ class SetsTest(unittest.TestCase):
             part = oscar_kv.read_set(self.folder, reader)
             self.assertEqual((part.name, part.codec is None, list(part.layers), part.windows), (name, is_coded, [0, 1, 2, 3], (64, 256)))
         self.assertEqual(oscar_kv.read_set(self.folder).name, "coded")
-        self.assertEqual(oscar_kv.PackedCache(self.folder).layers[0].rows.codec, None)
-        manifest = self.manifest()
-        for name in PARTS:  # the best of what is left
-            self.write(manifest)
-            self.assertEqual(oscar_kv.read_set(self.folder).name, name)
-            del manifest["parts"][name]
-            manifest["readers"] = {"transformers": next(iter(sorted(manifest["parts"], reverse=True)), None)}
+
+    def test_rotations_are_not_served(self):
+        """Whatever a manifest says of them: vLLM and transformers read the coded part."""
+        why = "no coded part, which is what {} reads: fit one by oscar fit --model … --for vllm,transformers; rotations are for SGLang and llama.cpp"
+        for reader in ("vllm", "transformers"):
+            for part in ("with_means", None):
+                manifest = self.manifest()
+                manifest["readers"][reader] = part
+                if part is None:
+                    del manifest["readers"][reader], manifest["parts"]["coded"]
+                self.write(manifest)
+                self.assert_refused(f"manifest.json: the set has {why.format(reader)}", reader)
+        with self.assertRaisesRegex(ValueError, "part with_means: the set has no coded part, which is what PackedCache reads"):
+            oscar_kv.PackedCache(oscar_kv.read_set(self.folder, "sglang"))
 
     def verified(self, verdict, reader="vllm"):
         """The set with this verdict for a reader in its manifest."""
@@ -339,13 +346,6 @@ class SetsTest(unittest.TestCase):
             with self.subTest(expected):
                 self.changed(tensors, manifest)
                 self.assert_refused(expected, "transformers")
-
-    def test_vllm_reads_rotations_beside_keys_before_rope(self):
-        document = self.manifest()
-        document["parts"]["coded"]["layers"][0]["key"]["rotary"] = 0
-        document["readers"]["vllm"] = "with_means"
-        self.write(document)
-        self.assertEqual(oscar_kv.read_set(self.folder, "vllm").name, "with_means")
 
     def test_what_a_coded_part_may_not_say(self):
         key = load_file(sample_set() / "coded.safetensors")

@@ -17,7 +17,8 @@ try:
     import torch
     import vllm_fakes
     from on_device import DEVICE
-    from oscar_kv import chunk_attention, packed_layer
+    from oscar_kv import chunk_attention
+    from oscar_kv.packed_layer import PackedSlots
     from plain_attention import plain_attention
 except ImportError as missing:
     print(f"skipped: {missing}; run scripts/setup.sh --tests")
@@ -40,14 +41,6 @@ def random(*shape, seed):
 def matrices(heads, seed):
     rotation = torch.linalg.qr(random(heads, DIM, DIM, seed=seed))[0] * torch.linspace(0.5, 2, DIM)
     return rotation, torch.linalg.inv(rotation).transpose(-1, -2).contiguous()
-
-
-def set_of(heads=KV_HEADS, grid="minmax", group_size=0, scale_dtype="float32", clips=None, sink=SINK):
-    def side(seed):
-        return oscar_kv.Side(*matrices(heads, seed), random(heads, DIM, seed=seed + 1), torch.tensor([0.9]) if clips is None else clips)
-
-    layer = oscar_kv.Layer(3, side(0), replace(side(7), mean=None))
-    return oscar_kv.SetPart({3: layer}, (sink, RECENT), oscar_kv.Int2Codec(grid, group_size, scale_dtype))
 
 
 def coded_set(heads=KV_HEADS, sink=SINK, thin=()):
@@ -133,8 +126,8 @@ class Expected:
         layer, count = rotations.layers[3], len(rows[0])
         self.rows, self.lost, self.sink = rows, lost, rotations.windows[0]
         self.rule = {"soft_cap": rule.get("logits_soft_cap", 0.0), "sinks": rule.get("sinks")}
-        slots = packed_layer.slots_of(rotations.codec, layer, KV_HEADS, DIM, rows[0].device, rows[0].dtype, rank=first_head // KV_HEADS,
-                                      ranks=max(len(layer.key.rotation) // KV_HEADS, 1))
+        slots = PackedSlots(layer, KV_HEADS, DIM, rows[0].device, rows[0].dtype, rank=first_head // KV_HEADS,
+                            ranks=len(layer.key.rotation) // KV_HEADS)
         sides = slots.sides
         cache = torch.zeros(-(-count // BLOCK), 1, BLOCK, slots.bytes, dtype=torch.uint8, device=DEVICE)
         stored = torch.stack([side.stored(x) for side, x in zip(sides, rows[1:])])
@@ -194,17 +187,11 @@ class BackendTest(unittest.TestCase):
                     for name, seed in (("a", 10), ("b", 20), ("c", 30))}
         self.run_steps(server, expected, [{"a": 50}, {"a": 1}, {"a": 1, "b": 33, "c": 5}, {"b": 40, "a": 1}, {"c": 3, "b": 17, "a": 1}]
                        + [{"c": 1, "b": 1, "a": 1}] * 20, limit=limit)
-        print("figure:", rotations.codec, server.layer.impl.packed.path, "largest relative error", self.worst, flush=True)
+        print("figure:", server.layer.impl.packed.path, "largest relative error", self.worst, flush=True)
 
-    def test_requests_of_each_codec(self):
+    def test_requests(self):
         self.check(coded_set())
-        self.check(set_of())
-        self.check(set_of(group_size=32, scale_dtype="bfloat16"))
-        self.check(set_of(clips=torch.tensor([0.8, 0.0])))
-        if DEVICE == "cpu":
-            return self.check(set_of(grid="lloyd-max"))
-        with self.assertRaisesRegex(ValueError, "cannot be served: rows of lloyd-max are packed on the CPU"):
-            self.check(set_of(grid="lloyd-max"))
+        self.check(coded_set(thin=(0,)))
 
     def test_prompts_by_flash_attention_of_the_server(self):
         """It gets each prompt, and of a later chunk its own tokens and the pieces before them."""
@@ -223,7 +210,7 @@ class BackendTest(unittest.TestCase):
     def uncentred(self, rotations):
         """A set whose keys have their mean, as `oscar fit --model` leaves it to such layers, and whose values do not."""
         layer = rotations.layers[3]
-        rotations.layers[3] = oscar_kv.Layer(3, replace(layer.key, mean=torch.zeros(KV_HEADS, DIM)), replace(layer.value, mean=random(1, DIM, seed=3)))
+        rotations.layers[3] = oscar_kv.Layer(3, replace(layer.key, mean=torch.zeros(KV_HEADS, DIM)), replace(layer.value, mean=random(KV_HEADS, DIM, seed=3)))
         return rotations
 
     def test_sinks_and_soft_caps(self):
@@ -232,11 +219,9 @@ class BackendTest(unittest.TestCase):
         cap, limit = {"logits_soft_cap": 2.0}, 0.015
         for rule in (sinks, cap, sinks | cap):
             self.check(self.uncentred(coded_set()), rule=rule, limit=limit)
-            self.check(self.uncentred(set_of()), rule=rule, limit=limit)
         self.by_kernels()
         self.check(self.uncentred(coded_set(sink=32)), path="kernels", rule=sinks, limit=limit)
-        self.check(self.uncentred(set_of(sink=32)), path="kernels", rule=sinks, limit=limit)
-        self.check(self.uncentred(set_of(sink=32)), path="torch: soft caps", rule=cap, limit=limit)
+        self.check(self.uncentred(coded_set(sink=32)), path="torch: soft caps", rule=cap, limit=limit)
 
     def test_a_layer_that_reads_the_cache_of_another(self):
         """With the same queries it says the same, and changes nothing."""
@@ -270,18 +255,16 @@ class BackendTest(unittest.TestCase):
     def test_decode_steps_by_kernels(self):
         """Pages of 16 tokens, a sink of 32, which is longer than one request."""
         self.by_kernels()
-        self.check(set_of(sink=32), path="kernels")
-        self.check(set_of(group_size=32, scale_dtype="bfloat16", sink=16), path="kernels")
-        self.check(set_of(clips=torch.tensor([0.8, 0.0]), sink=0), path="kernels")
-        self.check(coded_set(sink=32), path="kernels")
-        centred = set_of(sink=16)
-        centred.layers[3] = replace(centred.layers[3], value=replace(centred.layers[3].value, mean=random(1, DIM, seed=3)))  # of all heads
+        for sink in (0, 16, 32):
+            self.check(coded_set(sink=sink), path="kernels")
+        centred = coded_set(sink=16)
+        centred.layers[3] = replace(centred.layers[3], value=replace(centred.layers[3].value, mean=random(KV_HEADS, DIM, seed=3)))
         self.check(centred, path="kernels")
         self.check(coded_set(heads=2 * KV_HEADS, sink=16), rank=1, path="kernels")
         self.check(coded_set(heads=2 * KV_HEADS, sink=16, thin=(2, 3)), rank=1, path="kernels")
 
     def test_a_prefix_whose_copies_made_room_by_kernels(self):
-        """Copies are made of pages of a coded cache."""
+        """Copies are made of packed rows."""
         self.by_kernels()
         self.check_prefix(coded_set(sink=16))
 
@@ -290,10 +273,9 @@ class BackendTest(unittest.TestCase):
         self.check(coded_set(), path="torch: a sink of 20 tokens in blocks of 16")
         if DEVICE == "cpu":
             with mock.patch.object(vllm_backend, "ON_CPU", False):
-                self.check(set_of(sink=16), path="torch: the cache is on cpu, the kernels on CUDA")
+                self.check(coded_set(sink=16), path="torch: the cache is on cpu, the kernels on CUDA")
 
     def test_a_rank_takes_its_own_heads(self):
-        self.check(set_of(heads=2 * KV_HEADS), rank=1)
         self.check(coded_set(heads=2 * KV_HEADS), rank=1)
         self.check(coded_set(heads=2 * KV_HEADS, thin=(2, 3)), rank=1)
 
@@ -309,7 +291,7 @@ class BackendTest(unittest.TestCase):
         self.run_steps(server, {"b": expected}, [{"b": 30}] + [{"b": 1}] * 12, {"b": 48})
 
     def test_a_prefix_whose_copies_made_room_is_read_packed(self):
-        self.check_prefix(set_of())
+        self.check_prefix(coded_set())
 
     def check_prefix(self, rotations):
         self.serve(rotations)
@@ -326,7 +308,6 @@ class BackendTest(unittest.TestCase):
     def test_drafts_by_kernels(self):
         self.by_kernels()
         self.check_drafts(coded_set(sink=16), by_kernels=True)
-        self.check_drafts(set_of(sink=16), by_kernels=True)
 
     def check_drafts(self, rotations, by_kernels=False):
         """Steps of five tokens, of which the first two stay."""
@@ -342,7 +323,7 @@ class BackendTest(unittest.TestCase):
             self.assertEqual(server.metadata.requests == [], by_kernels)  # those that torch reads
 
     def test_a_step_of_padding_alone(self):
-        self.serve(set_of())
+        self.serve(coded_set())
         server = Server()
         common = vllm_fakes.step_of([0, 0, 0], [0, 0], [[0] * 4] * 2, [-1] * 3, [], [], DEVICE)
         q, k, v = rows_of(3, 0)
@@ -350,18 +331,16 @@ class BackendTest(unittest.TestCase):
         self.assertEqual(int(server.cache.sum()), 0)
 
     def test_refuses_a_set_that_is_not_for_the_heads_of_all_ranks(self):
-        ratios = torch.full((KV_HEADS + 1,), 0.9)
         for expected, rotations, ranks in (
-                ("key matrices of 2 KV heads, but 2 ranks have 2 each", set_of(), 2),  # more ranks than heads
-                ("key matrices of 4 KV heads, but 1 ranks have 2 each", set_of(heads=2 * KV_HEADS), 1),
-                ("key clip ratios of 3 KV heads, but 1 ranks have 2 each", set_of(clips=ratios), 1)):
+                ("key matrices of 2 KV heads, but 2 ranks have 2 each", coded_set(), 2),  # more ranks than heads
+                ("key matrices of 4 KV heads, but 1 ranks have 2 each", coded_set(heads=2 * KV_HEADS), 1)):
             self.serve(rotations)
             self.be_rank(0, ranks)
             with self.assertRaisesRegex(ValueError, expected):
                 builder()
 
     def test_refuses_what_it_cannot_serve(self):
-        self.serve(set_of())
+        self.serve(coded_set())
         with self.assertRaisesRegex(NotImplementedError, "does not know this model's sliding_window, sink_token_length, kv_cache_dtype"):
             vllm_backend.PackedImpl(HEADS, DIM, SCALE, KV_HEADS, sliding_window=128, sink_token_length=4, kv_cache_dtype="fp8")
         for rule in ({"logits_soft_cap": 1.0}, {"sinks": torch.ones(HEADS)}):
@@ -369,7 +348,7 @@ class BackendTest(unittest.TestCase):
                 builder(layers(rule=rule))
 
     def test_a_layer_that_the_set_does_not_fit_ends_the_start(self):
-        self.serve(set_of())
+        self.serve(coded_set())
         with self.assertRaisesRegex(ValueError, "no layer for model.layers.5.self_attn.attn; it has .3."):
             builder(layers("model.layers.5.self_attn.attn"))
 
@@ -387,7 +366,7 @@ class BackendTest(unittest.TestCase):
 
     def test_a_profiling_run_sets_aside_what_windows_take(self):
         """vLLM gives the cache what such a run leaves, and its outputs are 0."""
-        self.serve(set_of())
+        self.serve(coded_set())
         server = Server()
         impl = layers()[NAME].impl
         impl.most_copies = server.layer.impl.most_copies
@@ -400,7 +379,7 @@ class BackendTest(unittest.TestCase):
         self.assertIs(impl._copies, kept)
 
     def test_windows_that_leave_no_room_for_a_cache_end_the_start(self):
-        self.serve(set_of())
+        self.serve(coded_set())
         impl = Server().layer.impl
         taken = impl.copy_bytes(impl.most_copies)
         with mock.patch.object(vllm_backend, "current_platform", types.SimpleNamespace(device_type="cuda")), \
@@ -415,23 +394,16 @@ class BackendTest(unittest.TestCase):
         spec = spec_of(layers())
         strings = 2 + 3  # bytes of the strings of the heads: of 13 and 21 bits a channel of each block
         self.assertEqual((spec.num_head_slots, spec.state_content_bytes, spec.dtype), (1, 2 * (8 * strings + 2 * 2), torch.uint8))
-        self.serve(set_of())
-        self.assertEqual(spec_of(layers()).state_content_bytes, 2 * KV_HEADS * (DIM // 4 + 8))
         other = vllm_fakes.FakeAttention(NAME, vllm_fakes.FakeImpl, SPEC)  # another backend's layer keeps its own
         self.assertIsNone(spec_of({NAME: other}).state_content_bytes)
 
     def test_pages_beside_layers_with_sliding_windows_hold_as_many_tokens_as_fit(self):
-        self.serve(set_of())
-        sliding = vllm_fakes.FakeAttention("model.layers.4.self_attn.attn", vllm_fakes.FakeImpl, SPEC)
-        alone, beside = spec_of(layers()), spec_of(layers(**{sliding.layer_name: sliding}))
-        self.assertEqual((beside.page_size_bytes, beside.block_size), (SPEC.page_size_bytes, 5 * BLOCK))  # of 96 bytes, not 512
-        self.assertEqual((alone.block_size, beside.state_content_bytes), (BLOCK, alone.state_content_bytes))
-
-    def test_coded_pages_beside_such_layers_are_those_of_kernels_on_cuda(self):
-        """Of five blocks that a page has room for, four: 80 tokens are no page of the kernels."""
+        """Of five blocks that a page has room for, four on CUDA: 80 tokens are no page of the kernels."""
         self.serve(coded_set(sink=16))
         sliding = vllm_fakes.FakeAttention("model.layers.4.self_attn.attn", vllm_fakes.FakeImpl, SPEC)
-        self.assertEqual(spec_of(layers(**{sliding.layer_name: sliding})).block_size, (4 if DEVICE == "cuda" else 5) * BLOCK)
+        alone, beside = spec_of(layers()), spec_of(layers(**{sliding.layer_name: sliding}))
+        self.assertEqual((beside.page_size_bytes, beside.block_size), (SPEC.page_size_bytes, (4 if DEVICE == "cuda" else 5) * BLOCK))
+        self.assertEqual((alone.block_size, beside.state_content_bytes), (BLOCK, alone.state_content_bytes))
 
     def test_blocks_of_a_hybrid(self):
         """What a token takes is known when vLLM makes blocks as large as states; it cuts them into pages, each of which windows know."""
@@ -463,7 +435,7 @@ class BackendTest(unittest.TestCase):
             vllm_backend.share_blocks(config, finish)
 
     def test_each_layer_is_prepared_for_blocks_of_its_own_size(self):
-        """Layers of a coded set may have other blocks than the one whose builder comes first."""
+        """Layers may have other blocks than the one whose builder comes first."""
         self.by_kernels()
         self.serve(coded_set(sink=16))
         sliding = vllm_fakes.FakeAttention("model.layers.4.self_attn.attn", vllm_fakes.FakeImpl, SPEC)

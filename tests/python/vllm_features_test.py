@@ -83,9 +83,9 @@ class FeaturesTest(ServedModel):
         self.assertLess(self.difference(prompts[:1], tuned, path, tune), 0.05)
         self.assertGreater(self.difference(prompts[:1], tuned, path), 0.2)
 
-    def fitted(self, model, text, tokens=4096, recipe="oscar", **others):
+    def fitted(self, model, text, tokens=4096, **others):
         """A set for a model that the zoo has none for."""
-        oscar_kv.fit(self.folder / "set", model=model, tokens=text, max_tokens=tokens, recipe=recipe, device="cpu", **others)
+        oscar_kv.fit(self.folder / "set", model=model, tokens=text, max_tokens=tokens, recipe="coded", device="cpu", **others)
         return self.folder / "set"
 
     def hybrid(self, name, change=lambda attention: None, **others):
@@ -105,9 +105,9 @@ class FeaturesTest(ServedModel):
         shutil.copy(MODEL / "tokenizer.json", self.folder / "hybrid")
         return self.folder / "hybrid"
 
-    def check_hybrid(self, model, recipe="oscar"):
+    def check_hybrid(self, model):
         """What is served is near a cache of two packed layers with short windows, and nearer than to an exact cache."""
-        path = self.fitted(model, TOKENS.with_name("tokens_calib.npy"), recipe=recipe, sink=16, recent=64)
+        path = self.fitted(model, TOKENS.with_name("tokens_calib.npy"), sink=16, recent=64)
         self.served("--max-num-batched-tokens", "512", model=model, OSCAR_KV_SET=str(path))
         self.assertEqual(sum(map(int, re.findall(r"is served in (\d) layers", self.said()))), 2)
         print("figure: tokens of a GiB", self.cache_tokens(), flush=True)
@@ -130,7 +130,7 @@ class FeaturesTest(ServedModel):
         """gpt-oss, whose sinks get some half of what their heads see; all experts run, so that rounding does not choose them."""
         rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": 512, "truncate": False}
         self.check_hybrid(self.hybrid("GptOss", lambda attention: attention.sinks.data.normal_(6), num_hidden_layers=4, head_dim=64,
-                                      num_local_experts=2, num_experts_per_tok=2, rope_parameters=rope), "coded")
+                                      num_local_experts=2, num_experts_per_tok=2, rope_parameters=rope))
 
     def test_soft_caps(self):
         """Gemma 2, whose scores have a spread that its cap cuts."""
@@ -142,22 +142,22 @@ class FeaturesTest(ServedModel):
                                       global_head_dim=64, num_kv_shared_layers=4, hidden_size_per_layer_input=16,
                                       vocab_size_per_layer_input=2048, layer_types=["sliding_attention", "full_attention"] * 4))
 
-    def check_linear_attention(self, name, recipe, **others):
+    def check_linear_attention(self, name, **others):
         """Blocks of packed tokens are as large as a state, as are vLLM's of 256 tokens, which pads states by 91 %."""
         sizes = {f"linear_{kind}": size for kind, size in (("num_key_heads", 2), ("num_value_heads", 4), ("key_head_dim", 64), ("value_head_dim", 64))}
         # Outputs of attention are doubled, which gates halve.
         self.check_hybrid(self.hybrid(name, lambda attention: attention.o_proj.weight.data.mul_(2), num_hidden_layers=4, head_dim=64,
-                                      layer_types=["linear_attention", "full_attention"] * 2, **sizes, **others), recipe)
+                                      layer_types=["linear_attention", "full_attention"] * 2, **sizes, **others))
         self.assertGreater(int(re.search(r"a block has (\d+) tokens", self.said())[1]), 640)
         self.assertGreater(self.cache_tokens(), 2_500_000)  # 838,860 in bfloat16
         self.assertIn("blocks of 16 tokens; decode steps", self.said())
 
     def test_qwen3_next(self):
-        self.check_linear_attention("Qwen3Next", "coded", num_experts=2, num_experts_per_tok=2, moe_intermediate_size=64,
+        self.check_linear_attention("Qwen3Next", num_experts=2, num_experts_per_tok=2, moe_intermediate_size=64,
                                     shared_expert_intermediate_size=64)
 
     def test_qwen3_5(self):
-        self.check_linear_attention("Qwen3_5", "oscar")
+        self.check_linear_attention("Qwen3_5")
 
     def check_two_ranks(self, path):
         self.served("--tensor-parallel-size", "2", model=LARGER, OSCAR_KV_SET=str(path))
@@ -174,8 +174,8 @@ class FeaturesTest(ServedModel):
 
     @needs_larger
     def test_tensor_parallelism_of_uneven_heads(self):
-        """A coded set of scope layer: the rank whose heads take fewer bits has as much room as the other."""
-        path = self.fitted(LARGER, LARGER_TOKENS / "tokens_calib.npy", tokens=1024, recipe="coded", scope="layer")
+        """A set of scope layer: the rank whose heads take fewer bits has as much room as the other."""
+        path = self.fitted(LARGER, LARGER_TOKENS / "tokens_calib.npy", tokens=1024, scope="layer")
         with safe_open(path / "coded.safetensors", "np") as file:
             levels = [file.get_tensor(name) for name in file.keys() if name.endswith("levels")]
         bits = sum(np.log2(x.astype(float)).sum(-1) for x in levels)

@@ -11,7 +11,7 @@ try:
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
     import vllm_backend_test as backends
-    from vllm_backend_test import DEVICE, NAME, SPEC, Expected, Server, builder, coded_set, layers, rows_of, set_of, vllm_backend, vllm_fakes
+    from vllm_backend_test import DEVICE, NAME, SPEC, Expected, Server, builder, coded_set, layers, rows_of, vllm_backend, vllm_fakes
 except ImportError as missing:
     print(f"skipped: {missing}; run scripts/setup.sh --tests")
     sys.exit(77)
@@ -56,40 +56,38 @@ class LaunchesTest(unittest.TestCase):
             with Launches() as self.shared:
                 return build(*step)
 
-        for rotations, launches in ((coded_set(sink=16), 4), (set_of(sink=16), 4), (set_of(sink=16, clips=torch.tensor([0.8, 0.0])), 4)):
-            self.serve(rotations)
-            server, seen = Server(), {"a": 50, "b": 40}
-            build, server.builder.build = server.builder.build, counted
-            rows = {name: rows_of(70, ord(name)) for name in seen}
-            server.step({name: [x[:seen[name]] for x in rows[name]] for name in seen}, dict.fromkeys(seen, 0))
-            for count in (1, 3):
-                places = []
-                for follows in (False, True):
-                    if not follows:
-                        server.builder.windows._former = frozenset()
-                    new = {name: [x[seen[name]:seen[name] + count] for x in rows[name]] for name in seen}
-                    call, _ = server.prepared(new, seen)
-                    call()  # what is kept for later calls
-                    with Launches() as found:
-                        call()
-                    self.assertEqual(found.names & WAITING, set())
-                    self.assertEqual(len(found.launches), launches, found.launches)
-                    self.assertEqual(self.shared.launches == ["oscar.window_step"], follows, self.shared.launches)
-                    step = server.metadata
-                    places.append([x.data_ptr() for x in (step.slots, step.copies, *step.decoded.tables)])
-                    seen = {name: before + count for name, before in seen.items()}
-                self.assertEqual(*places)
+        self.serve(coded_set(sink=16))
+        server, seen = Server(), {"a": 50, "b": 40}
+        build, server.builder.build = server.builder.build, counted
+        rows = {name: rows_of(70, ord(name)) for name in seen}
+        server.step({name: [x[:seen[name]] for x in rows[name]] for name in seen}, dict.fromkeys(seen, 0))
+        for count in (1, 3):
+            places = []
+            for follows in (False, True):
+                if not follows:
+                    server.builder.windows._former = frozenset()
+                new = {name: [x[seen[name]:seen[name] + count] for x in rows[name]] for name in seen}
+                call, _ = server.prepared(new, seen)
+                call()  # what is kept for later calls
+                with Launches() as found:
+                    call()
+                self.assertEqual(found.names & WAITING, set())
+                self.assertEqual(len(found.launches), 4, found.launches)
+                self.assertEqual(self.shared.launches == ["oscar.window_step"], follows, self.shared.launches)
+                step = server.metadata
+                places.append([x.data_ptr() for x in (step.slots, step.copies, *step.decoded.tables)])
+                seen = {name: before + count for name, before in seen.items()}
+            self.assertEqual(*places)
 
     def test_windows_are_restored_by_few_launches(self):
         """A cached prefix whose copies have made room makes its step wait for them."""
         self.by_kernels()
-        for rotations, launches in ((coded_set(sink=16), 3), (set_of(sink=16), 4)):
-            self.serve(rotations)
-            server = Server()
-            slots, copies = torch.arange(40, device=DEVICE), torch.arange(5, 45, device=DEVICE)
-            with Launches() as found:
-                server.layer.impl.restore(server.cache, slots, copies)
-            self.assertEqual(len(found.launches), launches, found.launches)
+        self.serve(coded_set(sink=16))
+        server = Server()
+        slots, copies = torch.arange(40, device=DEVICE), torch.arange(5, 45, device=DEVICE)
+        with Launches() as found:
+            server.layer.impl.restore(server.cache, slots, copies)
+        self.assertEqual(len(found.launches), 3, found.launches)
 
     def test_whole_steps_are_captured_where_kernels_serve_all_their_tokens(self):
         def support(rotations, drafts):
@@ -100,7 +98,7 @@ class LaunchesTest(unittest.TestCase):
         self.by_kernels()
         for drafts, expected in ((0, "UNIFORM_BATCH"), (7, "UNIFORM_BATCH"), (8, "NEVER")):
             self.assertEqual(support(coded_set(sink=16), drafts), expected)
-        self.assertEqual(support(set_of(sink=20), 0), "NEVER")  # a sink that is no whole number of blocks
+        self.assertEqual(support(coded_set(sink=20), 0), "NEVER")  # a sink that is no whole number of blocks
 
     def test_steps_of_the_same_requests_wait_for_nothing(self):
         """A request that comes, comes back or takes the place of another makes a step look for copies that it has not."""
@@ -155,30 +153,29 @@ class GraphTest(unittest.TestCase):
 
     def test_a_graph_of_one_step_computes_the_next(self):
         self.by_kernels()
-        for rotations in (coded_set(sink=16), set_of(sink=16)):
-            for count in (1, 3):
-                self.serve(rotations)
-                server, rows = Server(), rows_of(100, 10)
-                expected = Expected(rotations, rows)
-                server.step({"a": [x[:50] for x in rows]}, {"a": 0})
-                call, graph = None, torch.cuda.CUDAGraph()
-                for seen in range(50, 95, count):
-                    new = [x[seen:seen + count] for x in rows]
-                    if call is None:
-                        new = [x.clone() for x in new]
-                        call, _ = server.prepared({"a": new}, {"a": seen})
+        rotations = coded_set(sink=16)
+        for count in (1, 3):
+            self.serve(rotations)
+            server, rows = Server(), rows_of(100, 10)
+            expected = Expected(rotations, rows)
+            server.step({"a": [x[:50] for x in rows]}, {"a": 0})
+            call, graph = None, torch.cuda.CUDAGraph()
+            for seen in range(50, 95, count):
+                new = [x[seen:seen + count] for x in rows]
+                if call is None:
+                    new = [x.clone() for x in new]
+                    call, _ = server.prepared({"a": new}, {"a": seen})
+                    call()
+                    torch.cuda.synchronize()
+                    with torch.cuda.graph(graph):
                         call()
-                        torch.cuda.synchronize()
-                        with torch.cuda.graph(graph):
-                            call()
-                    else:
-                        server.prepared({"a": new}, {"a": seen})
-                    for place, x in zip(call.inputs, new):
-                        place[:count].copy_(x)
-                    graph.replay()
-                    want = expected.step(seen, count)
-                    self.assertLess(float((call.output[:count].double() - want).norm() / want.norm()), 0.01, (rotations.codec, count, seen))
-
+                else:
+                    server.prepared({"a": new}, {"a": seen})
+                for place, x in zip(call.inputs, new):
+                    place[:count].copy_(x)
+                graph.replay()
+                want = expected.step(seen, count)
+                self.assertLess(float((call.output[:count].double() - want).norm() / want.norm()), 0.01, (count, seen))
 
     def test_steps_of_the_same_requests_do_not_wait_for_the_device(self):
         self.serve(coded_set(sink=16))

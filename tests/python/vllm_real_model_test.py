@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """A real language model in a real vLLM on the CPU, SmolLM2-135M-Instruct of 30 layers: vllm_real_model_test.py [RealModelTest.test_…]
 
-Model and texts are those that scripts/real_model.sh --fetch-only leaves in out/real_model; exit status 77 without them. Both sets are
-fitted here, on 1,280 tokens and with short windows, so that short prompts are read from packed rows.
+Model and texts are those that scripts/real_model.sh --fetch-only leaves in out/real_model; exit status 77 without them. The set is
+fitted here, on 1,280 tokens and with short windows, so that short prompts are read from packed rows; serve-check must tell it from rotations.
 """
 import sys
 import tempfile
@@ -18,7 +18,7 @@ GGUF = REAL / "smollm2.gguf"
 CALIBRATION, HELD_OUT = (REAL / "texts/smollm2" / name for name in ("calibrate_8k.npy", "documentation_measure.npy"))
 BF16_BYTES = 30 * 2 * 3 * 64 * 2  # of one token: layers, keys and values, KV heads, channels
 # The coded set has few bits, since what one of 2.25 bits changes is less than what a server's bfloat16 arithmetic does.
-RECIPES = {"int2": {"recipe": "oscar"}, "coded": {"recipe": "coded", "bits": 1.5}}
+RECIPES = {"rotations": {"recipe": "oscar"}, "coded": {"recipe": "coded", "bits": 1.5}}
 
 
 class RealModelTest(ServedModel):
@@ -38,11 +38,10 @@ class RealModelTest(ServedModel):
         self.served(model=self.checkpoint, **({"OSCAR_KV_SET": str(self.sets / name)} if name else {}))
 
     def says(self, name, status):
-        """The agreement that serve-check finds with one of our sets; status: with which it must end."""
+        """serve-check of one of our sets; status: with which it must end."""
         found = self.check(self.sets / name, status, "--prompts", "3", "--needles", "1", "--prompt-tokens", "192", "--generate", "48",
                            tokens=HELD_OUT)
         print("figure:", name, {key: found[key] for key in ("agreement", "measured_kl", "predicted_kl", "positions", "reasons")}, flush=True)
-        return found["agreement"]
 
     def assert_reads(self, name):
         """Generated tokens have about the log-probabilities of PackedCache with this set; an exact cache's are farther away."""
@@ -56,23 +55,16 @@ class RealModelTest(ServedModel):
     def test_bfloat16(self):
         self.serve()
         self.assertAlmostEqual(self.cache_tokens(), GIB / BF16_BYTES, delta=1024)
-        self.says("int2", 3)
+        self.says("rotations", 3)
         self.says("coded", 3)
 
-    def check_set(self, name, other, bits, times):
-        """bits: of pages, as the server says them; times: as many tokens as in bfloat16."""
-        self.serve(name)
-        self.assertRegex(self.said(), f"is served in 30 layers at {bits} bits")
-        self.assertGreater(self.cache_tokens(), times * GIB / BF16_BYTES)
-        self.assert_reads(name)
-        self.says(other, 3)
-        return self.says(name, 0)
-
-    def test_an_int2_set(self):
-        self.assertGreater(self.check_set("int2", "coded", "3.000", 5.2), 0.85)
-
     def test_a_coded_set(self):
-        self.check_set("coded", "int2", r"1\.[45]\d\d", 10)
+        self.serve("coded")
+        self.assertRegex(self.said(), r"is served in 30 layers at 1\.[45]\d\d bits")
+        self.assertGreater(self.cache_tokens(), 10 * GIB / BF16_BYTES)
+        self.assert_reads("coded")
+        self.says("rotations", 3)
+        self.says("coded", 0)
 
 
 if __name__ == "__main__":

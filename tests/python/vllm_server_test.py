@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A real vLLM on the CPU: without a set, with an INT2 set and with a coded set; observed; and starts that must end with one line:
+"""A real vLLM on the CPU: without a set and with one; observed; and starts that must end with one line:
 vllm_server_test.py [ServerTest.test_…]"""
 import json
 import os

@@ -107,9 +107,9 @@ class StartTest(unittest.TestCase):
     def test_layers_that_read_the_whole_text_get_our_backend_on_any_platform(self):
         for device in ("cpu", "cuda"):
             self.platform.device_type = device
-            with mock.patch.dict(os.environ, {"OSCAR_KV_SET": str(sample_set("oscar"))}):
+            with mock.patch.dict(os.environ, {"OSCAR_KV_SET": str(sample_set("coded"))}):
                 self.assertEqual(self.configure(), "served")
-                self.assertEqual(self.counted[0][:2] + (len(self.counted[0][2]), self.counted[1]), ("oscar_kv_layers", str(sample_set("oscar")), 12, 4))
+                self.assertEqual(self.counted[0][:2] + (len(self.counted[0][2]), self.counted[1]), ("oscar_kv_layers", str(sample_set("coded")), 12, 4))
                 self.assertEqual(self.choose(), "oscar_kv.vllm_backend.PackedBackend")
                 self.assertEqual(self.choose(self.names.CPU_ATTN, has_sliding_window=True), CPU)
                 self.assertEqual(self.choose(self.names.CPU_ATTN, attn_type="encoder"), CPU)
@@ -117,7 +117,7 @@ class StartTest(unittest.TestCase):
                     self.choose(use_mla=True)
 
     def test_blocks_on_cpus_are_small_unless_somebody_said_otherwise(self):
-        os.environ["OSCAR_KV_SET"] = str(sample_set("oscar"))
+        os.environ["OSCAR_KV_SET"] = str(sample_set("coded"))
         vllm_plugin.register()
         for given, device, expected in ((None, "cpu", 32), (64, "cpu", 64), (None, "cuda", 128)):
             config, self.platform.device_type = self.config(block=given), device
@@ -125,7 +125,7 @@ class StartTest(unittest.TestCase):
             self.assertEqual(config.cache_config.block_size, expected)
 
     def test_compiled_graphs_get_a_name_of_their_own(self):
-        os.environ["OSCAR_KV_SET"] = str(sample_set("oscar"))
+        os.environ["OSCAR_KV_SET"] = str(sample_set("coded"))
         vllm_plugin.register()
         given = {"other": 1}
         config = self.config(more=given)
@@ -134,7 +134,7 @@ class StartTest(unittest.TestCase):
         self.assertEqual(given, {"other": 1})
 
     def test_a_configuration_that_cannot_serve_the_set(self):
-        os.environ["OSCAR_KV_SET"] = str(sample_set("oscar"))
+        os.environ["OSCAR_KV_SET"] = str(sample_set("coded"))
         for expected, changes in (
                 ("the attention backend is FLASH_ATTN; leave", {"backend": self.names.FLASH_ATTN}),
                 ("leave backend_per_kind out", {"kinds": {"full_attention": self.names.FLASH_ATTN}}),
@@ -152,7 +152,7 @@ class StartTest(unittest.TestCase):
 
     def test_a_rejected_set_ends_the_start(self):
         folder = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="oscar-start-"))) / "set"
-        shutil.copytree(sample_set("oscar"), folder)
+        shutil.copytree(sample_set("coded"), folder)
         manifest = json.loads((folder / "manifest.json").read_text())
         manifest["verification"] = {"verdict": "rejected", "readers": {"vllm": {"part": manifest["readers"]["vllm"], "verdict": "rejected"}}}
         (folder / "manifest.json").write_text(json.dumps(manifest))
@@ -163,8 +163,12 @@ class StartTest(unittest.TestCase):
         with self.assertLogs("oscar_kv", "WARNING"):
             self.assertEqual(self.configure(), "served")
 
-    def test_keys_before_rope_that_a_manifest_gives_to_vllm(self):
+    def test_a_set_of_rotations_ends_the_start(self):
         os.environ["OSCAR_KV_SET"] = str(sample_set("oscar"))
+        self.assertIn("the set has no coded part, which is what vllm reads: fit one by oscar fit --model … --for vllm,transformers", self.configure())
+
+    def test_keys_before_rope_that_a_manifest_gives_to_vllm(self):
+        os.environ["OSCAR_KV_SET"] = str(sample_set("coded"))
         side = types.SimpleNamespace(rotary=0)
         with mock.patch.object(vllm_start, "read_set", return_value=types.SimpleNamespace(layers={3: types.SimpleNamespace(key=side)})):
             self.assertIn("keys of layers [3] are stored before RoPE", self.configure())
@@ -181,7 +185,7 @@ class StartTest(unittest.TestCase):
 
     def test_a_layer_that_another_backend_has(self):
         """Whatever the configuration said, such as all layers with sliding windows."""
-        os.environ["OSCAR_KV_SET"] = str(sample_set("oscar"))
+        os.environ["OSCAR_KV_SET"] = str(sample_set("coded"))
         vllm_plugin.register()
         ours = {f"model.layers.{i}.self_attn.attn": vllm_start.SERVING for i in range(4)}
         self.made(**ours, **{"model.layers.4.self_attn.attn": CPU})  # which the set does not cover
@@ -195,7 +199,7 @@ class StartTest(unittest.TestCase):
         return folder
 
     def test_a_version_that_asks_no_backend_for_the_size_of_its_cache(self):
-        os.environ["OSCAR_KV_SET"] = str(sample_set("oscar"))
+        os.environ["OSCAR_KV_SET"] = str(sample_set("coded"))
         module("vllm.v1.attention.backend", AttentionBackend=type("AttentionBackend", (), {}))
         self.assertIn("vLLM 0.99 does not let a backend say how large its cache is; use vLLM 0.32", self.configure())
 
@@ -211,7 +215,7 @@ class StartTest(unittest.TestCase):
                 ("OSCAR_OBSERVE_TOKENS=0: give", {"OSCAR_OBSERVE": "/tmp/x.safetensors", "OSCAR_OBSERVE_TOKENS": "0"}),
                 ("OSCAR_OBSERVE_RESERVOIR is set but empty",
                  {"OSCAR_OBSERVE": "/tmp/x.safetensors", "OSCAR_OBSERVE_RESERVOIR": ""}),
-                ("are both set", {"OSCAR_OBSERVE": "/tmp/x.safetensors", "OSCAR_KV_SET": str(sample_set("oscar"))})):
+                ("are both set", {"OSCAR_OBSERVE": "/tmp/x.safetensors", "OSCAR_KV_SET": str(sample_set("coded"))})):
             with self.subTest(expected), mock.patch.dict(os.environ, variables):
                 self.assertIn(expected, self.configure())
 

@@ -98,18 +98,18 @@ class Server:
             request[1] += count
 
     def step_by_kernels(self, test, table, before, after, written, names):
-        """A step in which requests have one new token each, or three, where kernels take it; tables of each of their tokens, and padding."""
+        """A step in which requests have one new token each, or three, where kernels take it, and padding."""
         tokens = int((after - before)[0])
         if not self.by_kernels or tokens not in (1, 3) or bool((after - before != tokens).any()) or not self.windows.is_steady(names, False):
             return None
         self.kernel_steps += 1
-        rows, counted = len(table) * tokens, torch.arange(len(table) + 1, dtype=torch.int32) * tokens
+        rows, counted = len(table), torch.arange(len(table) + 1, dtype=torch.int32) * tokens
         tables = DecodeTables(*(torch.full((rows, *width), 7, dtype=torch.int32) for width in (
             (self.windows.page_width(table),), (), (self.windows.seen_at_once(tokens),), ())))
         slots, kept = torch.full((2, len(written) + 1), 7, dtype=torch.int32)
         padded = torch.cat([written, torch.tensor([-1])])
         self.windows.step(table, counted, after.int(), padded, names, slots, kept, tables)
-        want = self.windows.decode_tables(table, before, after - before, tokens).of_tokens(tokens)
+        want = self.windows.decode_tables(table, before, after - before, tokens)
         for name, found, expected in zip(DecodeTables._fields, tables, want):
             test.assertTrue(torch.equal(found, expected), (name, found, expected))
         test.assertTrue(torch.equal(slots, padded.int()))

@@ -50,7 +50,8 @@ void add_recipe_options(CLI::App& app, FitCommand& command) {
       "Recipes oscar, stretch: one matrix per layer or per head; or two of these, for K,V. Default: layer; head,layer "
       "for stretch");
   option(details, "--clip-granularity", fit.clip_granularity,
-         "Rotations: a fitted ratio per layer or per head; or two of these, for K,V");
+         "Rotations: a fitted ratio per layer; or, of keys, per head")
+      ->type_name("layer|head");
   option(details, "--stretch-power", fit.stretch_power,
          "Recipe stretch: 1 = the best linear transform, 0 = a rotation");
   option(details, "--stretch-lambda", fit.stretch_lambda,

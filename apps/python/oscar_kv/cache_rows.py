@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from .packed_layer import slots_of
+from .packed_layer import PackedSlots
 from .score_rule import ScoreRule, attend_by_scores
 from .sets import Layer, SetPart
 
@@ -100,7 +100,7 @@ class LayerRows:
     """Rows are (2, batch, tokens, KV heads, d), keys and values, as stored. Raises ValueError if they do not fit the set's matrices."""
 
     def __init__(self, part: SetPart, layer: Layer):
-        self.codec, self._layer, (self.sink, self.recent) = part.codec, layer, part.windows
+        self._layer, (self.sink, self.recent) = layer, part.windows
         self.clear()
 
     def clear(self) -> None:
@@ -115,7 +115,7 @@ class LayerRows:
         batch, heads, _, dim = keys.shape
         if values.shape[3] != dim:
             raise ValueError(f"layer {self._layer.layer_id}: keys of {dim} and values of {values.shape[3]} channels are not packed together")
-        self._packed = slots_of(self.codec, self._layer, heads, dim, keys.device, keys.dtype, at)
+        self._packed = PackedSlots(self._layer, heads, dim, keys.device, keys.dtype, at)
         self.sides = self._packed.sides
         self.ring = keys.new_zeros(2, batch, ring_pages(self.sink, self.recent) * RING_PAGE, heads, dim, dtype=torch.bfloat16)
         self.history = torch.zeros(batch, 0, ROOM, self._packed.bytes, dtype=torch.uint8, device=at)

@@ -77,11 +77,10 @@ class SharedStep:
 
 
 class StepBuffers:
-    """Makes the DecodeStep of each step, in tensors that stay where they are. requests: how many run at once. by_sequence: whether
-    kernels take all new tokens of a request together, as those of the coded cache do; else they take each token as a request."""
+    """Makes the DecodeStep of each step, in tensors that stay where they are. requests: how many run at once."""
 
-    def __init__(self, requests: int, by_sequence: bool):
-        self.requests, self.by_sequence = requests, by_sequence
+    def __init__(self, requests: int):
+        self.requests = requests
         self._kept: dict[tuple[str, int], Tensor] = {}
 
     def hold(self, name: str, x: Tensor, most: int) -> Tensor:
@@ -98,9 +97,9 @@ class StepBuffers:
     def rooms(self, windows: WindowBlocks, table: Tensor, tokens: int, all_tokens: int, most_tokens: int) -> tuple[Tensor, Tensor, DecodeTables]:
         """Where build(), and hold() of "slots" and "kept", would leave what they say of such a step, to be written: of the requests that table
         (requests, any) has, no more than run at once."""
-        rows, most = (count * (1 if self.by_sequence else tokens) for count in (len(table), self.requests))
+        rows = len(table)
         shapes = (rows, windows.page_width(table)), (rows,), (rows, windows.seen_at_once(tokens)), (rows,)
-        tables = (self._room(f"{name} of {tokens}", shape, most, table) for name, shape in zip(DecodeTables._fields, shapes))
+        tables = (self._room(f"{name} of {tokens}", shape, self.requests, table) for name, shape in zip(DecodeTables._fields, shapes))
         slots, kept = (self._room(name, (all_tokens,), most_tokens, table) for name in ("slots", "kept"))
         return slots, kept, DecodeTables(*tables)
 
@@ -115,8 +114,8 @@ class StepBuffers:
         tokens, device = max(counts), table.device
         if uniform := uniform_of(starts, chosen, all_tokens):
             requests, _ = uniform
-            tables = self._of_tokens(windows.decode_tables(table[:requests], before[:requests], count[:requests], tokens), tokens)
-            held = (self.hold(f"{name} of {tokens}", x, self.requests * len(x) // requests) for name, x in zip(tables._fields, tables))
+            tables = windows.decode_tables(table[:requests], before[:requests], count[:requests], tokens)
+            held = (self.hold(f"{name} of {tokens}", x, self.requests) for name, x in zip(tables._fields, tables))
             return DecodeStep(requests, tokens, DecodeTables(*held))
         rows = torch.tensor(chosen, device=device)
         tables = windows.decode_tables(table[rows], before[rows], count[rows], tokens)
@@ -124,10 +123,7 @@ class StepBuffers:
         gather = [max(end - tokens + t, starts[i]) for i, end in zip(chosen, last) for t in range(tokens)]
         real = [row * tokens + tokens - n + t for row, n in enumerate(counts) for t in range(n)]
         indices = torch.tensor(gather, device=device), torch.tensor(real, device=device)
-        return DecodeStep(len(chosen), tokens, self._of_tokens(tables, tokens), *indices, indices[0][indices[1]])
-
-    def _of_tokens(self, tables: DecodeTables, tokens: int) -> DecodeTables:
-        return tables if self.by_sequence or tokens == 1 else tables.of_tokens(tokens)
+        return DecodeStep(len(chosen), tokens, tables, *indices, indices[0][indices[1]])
 
 
 def uniform_of(starts: list[int], chosen: list[int], all_tokens: int) -> tuple[int, int] | None:

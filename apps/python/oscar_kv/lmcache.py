@@ -28,9 +28,9 @@ from lmcache.v1.distributed.serde import AsyncSerdeProcessor, Deserializer, Serd
 from lmcache.v1.memory_management import MemoryObj
 from torch import Tensor
 
-from .packed_layer import PackedSlots, slots_of
+from .packed_layer import PackedSlots
 from .served_model import check_config
-from .sets import SetPart, read_set
+from .sets import SetPart, check_served, read_set
 
 _HEAD = struct.Struct("<8sIIQ16s16s16s16s")
 _BEGIN = _HEAD.size + 32  # after a digest
@@ -56,10 +56,11 @@ def _bytes_of(x: Tensor) -> Tensor:
 
 class SetSerde(Serializer, Deserializer):
     """part: of read_set(). exact: tokens of each chunk that stay as they are. device: where rows are packed and unpacked. Threads may use
-    it at once. Warns once of each tensor and layer that is stored as it is, since the set is not for it. Raises ValueError if keys are
-    stored before RoPE."""
+    it at once. Warns once of each tensor and layer that is stored as it is, since the set is not for it. Raises ValueError if the part is not
+    coded, or stores keys before RoPE."""
 
     def __init__(self, part: SetPart, exact: int = _SETTINGS["exact"], device: str = _SETTINGS["device"]):
+        check_served(part, "LMCache")
         turned = [i for i, layer in part.layers.items() if layer.key.rotary is not None]
         if turned:
             raise ValueError(f"the set stores keys of layers {turned} before RoPE, which takes their positions, and LMCache does not tell a "
@@ -71,9 +72,9 @@ class SetSerde(Serializer, Deserializer):
                          "quality: fit a set for it with --sink %d --recent %d", part.windows[1], exact, _RECENT)
         self._part, self._exact, self._device = part.to_torch(), exact, torch.device(device)
         self._lock, self._made = threading.RLock(), dict[Any, Any]()
-        self._set = _hash(repr(part.codec), [[i, name, what, hashlib.sha256(_bytes_of(x).numpy()).hexdigest()]
-                                             for i, layer in self._part.layers.items() for name in ("key", "value")
-                                             for what, x in vars(getattr(layer, name)).items() if isinstance(x, Tensor)])
+        self._set = _hash([[i, name, what, hashlib.sha256(_bytes_of(x).numpy()).hexdigest()]
+                           for i, layer in self._part.layers.items() for name in ("key", "value")
+                           for what, x in vars(getattr(layer, name)).items() if isinstance(x, Tensor)])
 
     def _once(self, key: Any, make: Callable[[], Any]) -> Any:
         with self._lock:
@@ -95,8 +96,8 @@ class SetSerde(Serializer, Deserializer):
             place, kept, row = (rank * (heads // own) // ranks, heads // own), min(self._exact, shape[2]), 2 * shape[3] * dtype.itemsize
             for i in range(layers):
                 layer = self._part.layers.get(i) or warn(f"layer {i}, which the set leaves out,")
-                slots = layer and self._once((i, own, place), lambda layer=layer: slots_of(
-                    self._part.codec, layer, own, dim, self._device, dtype, None, *place))
+                slots = layer and self._once((i, own, place), lambda layer=layer: PackedSlots(
+                    layer, own, dim, self._device, dtype, None, *place))
                 size = kept * row + (shape[2] - kept) * slots.bytes if slots else shape[2] * row
                 pieces.append((number, (slice(None), i), slots, kept, size))
         return pieces

@@ -10,7 +10,7 @@ the last `recent` tokens) and packed between them, rounded as `oscar verify` rou
   if j < sink or j > i - recent, as `verify` counts; a prompt given at once sees itself exactly, as in a server's prefill.
 - model.set_attn_implementation(oscar_kv.PACKED_ATTENTION) stays in transformed coordinates and gives each token its own
   windows, however many come at once: calls of one token on CUDA by the kernels of liboscar_torch.so where they know the set's
-  codec and shapes, else in torch over unpacked rows (cache_rows.py); PackedCache.path says which, and why. Padded calls, those of
+  shapes, else in torch over unpacked rows (cache_rows.py); PackedCache.path says which, and why. Padded calls, those of
   several tokens, and scores with soft caps are read in torch in either case.
 Keys that are stored before RoPE are read in the first way alone, and taken for keys of the positions 0, 1, 2 …: padding before a prompt,
 which moves them, costs quality. Rows that the kernels do not take are packed on the CPU. Padding counts as tokens. Non-goals: taking back
@@ -34,7 +34,7 @@ from .cache_rows import DecodeClock, LayerRows
 from .packed_layer import why_no_decode, why_no_kernels
 from .score_rule import ScoreRule, attend_by_scores
 from .served_model import check_for_model, warn_if_longer
-from .sets import Layer, SetPart, read_set
+from .sets import Layer, SetPart, check_served, read_set
 
 PACKED_ATTENTION = "oscar_packed"
 _call = threading.local()  # .noted: the last layer's keys went to attention with a note
@@ -114,7 +114,7 @@ class PackedLayer(CacheLayerMixin):
         if before_rope and self._in_transformed_coordinates():
             raise ValueError(f"layer {self._layer.layer_id}: {before_rope}, so there are no transformed coordinates to attend in; use another "
                              f"attention implementation than {PACKED_ATTENTION}")
-        on_cuda = (why_no_kernels(self.rows.codec, key_states.shape[3]) if device.type == "cuda" else
+        on_cuda = (why_no_kernels(key_states.shape[3]) if device.type == "cuda" else
                    f"rows are on {device.type}, the kernels on CUDA")
         why = next(filter(None, (
             "as asked for" if asked == "torch" else None, before_rope,
@@ -213,8 +213,8 @@ class PackedCache(Cache):
     a prompt in an empty cache sees itself exactly, by the model's own rows, as in servers. max_length: tokens that the kernels' caches
     have room for from the start; caches of more grow by a quarter at a time.
 
-    Raises ValueError if the set cannot be read, is for another model, a layer of full attention has no rotation, or one of another
-    shape, windows keep all that the model can read, or the path cannot be taken."""
+    Raises ValueError if the set cannot be read, has no coded part, is for another model, or leaves out a layer of full attention or has it
+    in another shape, windows keep all that the model can read, or the path cannot be taken."""
 
     def __init__(self, part: SetPart | str | os.PathLike[str], config: Any = None, *, path: Literal["auto", "kernel", "torch"] = "auto",
                  exact_prompt: bool = False, max_length: int = 0, allow_rejected: bool = False):
@@ -222,6 +222,7 @@ class PackedCache(Cache):
             raise ValueError(f"path is {path!r}, not \"auto\", \"kernel\" or \"torch\"")
         if not isinstance(part, SetPart):
             part = read_set(part, "transformers", allow_rejected)
+        check_served(part, "PackedCache")
         part, options = part.to_torch(), _Options(path, exact_prompt, max_length)
         if config is None:
             layers: list[Any] = [DynamicLayer() for _ in range(max(part.layers) + 1)]

@@ -8,7 +8,6 @@
 and stored rows packed in pages of bytes, by the operators of liboscar_torch.so: kernels on CUDA, their references on the CPU. Rows are
 (tokens, heads, d). Needs torch only. Non-goals: windows, page tables, where pages lie.
 """
-import warnings
 from functools import cached_property
 from typing import Any
 
@@ -16,19 +15,10 @@ import torch
 from torch import Tensor
 
 from .program import load_library
-from .sets import Int2Codec, Layer, Side
+from .sets import Layer, Side
 
 MOST_VALUES = 1 << 25  # of keys, and as many of values, that a server can spare memory for once they are unpacked: 128 MiB
-_PUBLISHED_CLIP = {"key": 0.96, "value": 0.92}  # what the published serving scripts use, for sets that do not say
-_ALIGNED = 16  # bytes of a token of INT2 rows, which kernels load so many at a time
 _MOST_SHARED = 16384  # query rows; kernels share workspaces up to so many units, each of which has at least one
-
-
-def _product(rows: Tensor, matrices: Tensor) -> Tensor:
-    """(tokens, heads, d) by one matrix of all heads or by one of each, none of which is copied."""
-    if len(matrices) == 1:
-        return rows @ matrices[0]
-    return torch.bmm(rows.transpose(0, 1), matrices).transpose(0, 1)
 
 
 class LayerSide:
@@ -41,12 +31,12 @@ class LayerSide:
         if dim != known:
             raise ValueError(f"{where} rows of {dim} channels do not fit matrices of {known} x {known}; is this a set for another model?")
 
-        def own(what: str, x: Tensor | None, least: int = 1) -> Tensor | None:
-            """Of what each KV head has, what the rank's have; what all share stays whole."""
-            if x is not None and len(x) not in (least, ranks * heads):
+        def own(what: str, x: Tensor) -> Tensor:
+            """Of what each KV head has, what the rank's have."""
+            if len(x) != ranks * heads:
                 raise ValueError(f"{where} {what} of {len(x)} KV heads, but {ranks} ranks have {heads} each; use a set for this model, and no "
                                  "more ranks than KV heads")
-            return x if x is None or len(x) == 1 else x[rank * heads:(rank + 1) * heads]
+            return x[rank * heads:(rank + 1) * heads]
 
         # The same products as those of servers: bfloat16 in, float32 sums. The CPU multiplies faster in float32.
         product_type = torch.bfloat16 if device.type == "cuda" and dtype == torch.bfloat16 else torch.float32
@@ -58,18 +48,8 @@ class LayerSide:
                                  for x in (side.rotary.frequency, side.rotary.far_frequency) if x is not None]
         self.rotation, self.read_rotation = (own("matrices", x if side.rotary else x.bfloat16()).to(device, product_type) for x in (side.rotation, side.read_rotation))
         self.mean = None if side.mean is None else own("means", side.mean).float().to(device)
-        self.formats = [own("formats", x, ranks * heads) for x in (side.levels, side.step, side.sigma)]
-        self._clip_ratios, self._expanded = own("clip ratios", side.clip_ratios), dict[tuple[int, int], Tensor]()
-        if side.clip_ratios is None and side.levels is None:
-            ratio = _PUBLISHED_CLIP[name]
-            warnings.warn(f"the set does not say its clip ratios for {name}s; {ratio} is used, as in the published scripts", stacklevel=4)
-            self._clip_ratios = torch.tensor([ratio], dtype=torch.float64)
-
-    def clip_ranks(self) -> list[int]:
-        """Of each head's INT2 rows, the rank of the magnitude that they are clipped to; -1: they are not."""
-        ratios = self._clip_ratios.tolist() * (self.heads // len(self._clip_ratios))
-        # As the program has it, in float64: int(0.9 * 80) is 72.
-        return [min(int(ratio * self.dim), self.dim - 1) if ratio > 0 else -1 for ratio in ratios]
+        self.formats = [own("formats", x) for x in (side.levels, side.step, side.sigma)]
+        self._expanded = dict[tuple[int, int], Tensor]()
 
     def turned(self, rows: Tensor, positions: Tensor, back: bool) -> Tensor:
         """Rows (tokens, heads, d) as keys turn at these positions (tokens), or as they were before: float32."""
@@ -88,23 +68,28 @@ class LayerSide:
             native = self.turned(native, positions, back=True)
         rows = native if self.mean is None else native.float() - self.mean
         rows = rows.float() if self.rotary is not None else rows.bfloat16()
-        return _product(rows.to(self.rotation.dtype), self.rotation).bfloat16()
+        return self._product(rows.to(self.rotation.dtype), self.rotation).bfloat16()
 
     def native(self, stored: Tensor, positions: Tensor | None = None) -> Tensor:
         """Of rows of KV heads or outputs of query heads, values of bfloat16: float32. positions: as in stored()."""
         heads = stored.shape[1]
-        rows = _product(stored.to(self.read_rotation.dtype), self._of_heads(self.read_rotation, heads).transpose(-1, -2)).float()
+        rows = self._product(stored.to(self.read_rotation.dtype), self._of_heads(self.read_rotation, heads).transpose(-1, -2)).float()
         rows = rows if self.mean is None else rows + self._of_heads(self.mean, heads)
         return rows if self.rotary is None else self.turned(rows, positions, back=False)
 
     def queries(self, native: Tensor) -> Tensor:
         """Queries for stored keys, bfloat16; scores of a query are off by one constant if keys are centred."""
         read = self._of_heads(self.read_rotation, native.shape[1])
-        return _product(native.bfloat16().to(read.dtype), read).bfloat16()
+        return self._product(native.bfloat16().to(read.dtype), read).bfloat16()
+
+    @staticmethod
+    def _product(rows: Tensor, matrices: Tensor) -> Tensor:
+        """(tokens, heads, d) by a matrix of each head."""
+        return torch.bmm(rows.transpose(0, 1), matrices).transpose(0, 1)
 
     def _of_heads(self, x: Tensor, heads: int) -> Tensor:
-        """(KV heads or 1, ...) as (heads or 1, ...) for so many query heads, the same tensor in each call: a graph may hold it."""
-        if len(x) in (1, heads):
+        """(KV heads, ...) as (heads, ...) for so many query heads, the same tensor in each call: a graph may hold it."""
+        if len(x) == heads:
             return x
         key = (x.data_ptr(), heads)
         if key not in self._expanded:
@@ -114,22 +99,47 @@ class LayerSide:
 
 class PackedSlots:
     """The packed rows of a layer's keys and values in pages: a page is uint8 (1, tokens, bytes) as vLLM has its blocks. A slot is the
-    number of a token's place, counted through all pages. path: "kernels" where decode() serves decode steps, else "torch: why". Each kind has
+    number of a token's place, counted through all pages. path: "kernels" where decode() serves decode steps, else "torch: why".
 
-    write(cache, slots, stored)         cache: uint8 (pages, 1, tokens, bytes); slots: int32 (tokens), negative ones are not written;
-                                        stored: keys and values as stored, bfloat16 (2, tokens, heads, d), packed into the slots
-    unpack(cache, slots, keys, values)  the inverse, into bfloat16 (tokens, heads, d), any strides but of channels
-    decode(cache, q, windows, tables, scaling, stream)
-        q: bfloat16 (sequences, tokens, query heads, d) -> out of that shape, lse float32 (sequences, tokens, query heads). windows: pools of
-        keys and values; tables: pages and lengths of the history, and of the window, of each token (INT2), or of each sequence (coded).
-        stream: whose calls share a workspace"""
+    Of rows of a layer, with LayerSides for `device` and `dtype`, for pages on that device or on another. Raises ValueError if the set does
+    not fit the rows, or its operators cannot read the formats."""
 
     path = "kernels"
     most_values = MOST_VALUES
-    bytes: int  # of a token
 
-    def __init__(self, sides: list[LayerSide]):
-        self.sides, self.heads, self.dim = sides, sides[0].heads, sides[0].dim
+    def __init__(self, layer: Layer, heads: int, dim: int, device: torch.device, dtype: torch.dtype, pages: torch.device | None = None,
+                 rank: int = 0, ranks: int = 1):
+        load_library()
+        self.heads, self.dim, pages, formats = heads, dim, pages or device, []
+        self.sides = [LayerSide(name, layer.layer_id, getattr(layer, name), heads, dim, device, dtype, rank, ranks) for name in ("key", "value")]
+        for levels, step, sigma in (side.formats for side in self.sides):
+            bits = levels.log2().round().to(torch.uint8)[:, ::8]
+            of_stored = (torch.where(levels > 1, x, 1.0) for x in (step, sigma))
+            formats.append([x.cpu().contiguous() for x in (bits, *of_stored)])
+        try:
+            layout, tables = torch.ops.oscar.coded_layout(*(x for both in zip(*formats) for x in both), for_gpu=pages.type == "cuda")
+        except RuntimeError as error:
+            raise ValueError(str(error).splitlines()[0]) from error
+        self._layout, self._tables = layout.tolist(), tables.to(pages)
+        self.bytes = self._layout[5]  # of a token
+
+    def write(self, cache: Tensor, slots: Tensor, stored: Tensor) -> None:
+        """cache: uint8 (pages, 1, tokens, bytes); slots: int32 (tokens), negative ones are not written; stored: keys and values as stored,
+        bfloat16 (2, tokens, heads, d), packed into the slots."""
+        torch.ops.oscar.coded_pack(slots, cache[:, 0], self._layout, self._tables, k=stored[0], v=stored[1])
+
+    def unpack(self, cache: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """The inverse, into bfloat16 (tokens, heads, d), any strides but of channels."""
+        torch.ops.oscar.coded_unpack(slots, cache[:, 0], self._layout, self._tables, k=keys, v=values)
+
+    def decode(self, cache: Tensor, q: Tensor, windows: list[Tensor], tables: tuple[Tensor, ...], scaling: float,
+               stream: int = 0) -> tuple[Tensor, Tensor]:
+        """q: bfloat16 (sequences, tokens, query heads, d) -> out of that shape, lse float32 (sequences, tokens, query heads). windows: pools of
+        keys and values; tables: pages and lengths of the history, and of the window, of each sequence. stream: whose calls share a
+        workspace."""
+        rows = (q if q.shape[1] > 1 else q[:, 0], cache[:, 0], self._layout, self._tables, *tables[:2], *windows, *tables[2:])
+        out, lse = torch.ops.oscar.coded_decode(*rows, softmax_scale=scaling, workspace=_workspace_of(rows, scaling, stream))
+        return out.reshape(q.shape), lse.reshape(q.shape[:3])
 
     @cached_property
     def rotations(self) -> tuple[list[Tensor], list[Tensor | None]]:
@@ -184,89 +194,19 @@ class PackedSlots:
         torch.ops.oscar.rotate_rows([outputs], self.rotations[0][3:], self.rotations[1][1:], [native], None, [], adds_mean=True)
 
 
-class Int2Slots(PackedSlots):
-    """The rows of a KV head lie behind each other in a page, so that the kernels read whole lines of memory. Keys and values have formats
-    of the same size: to the packer they are heads of one kind."""
-
-    def __init__(self, sides: list[LayerSide], codec: Int2Codec, device: torch.device):
-        super().__init__(sides)
-        heads, dim = self.heads, self.dim
-        self._grid, self._type = codec.grid, getattr(torch, codec.scale_dtype)
-        self._ranks = torch.tensor([rank for side in sides for rank in side.clip_ranks()], dtype=torch.int32, device=device)
-        groups = dim // (codec.group_size or dim)
-        self._sizes = 2 * heads * dim // 4, 2 * heads * groups * 2 * self._type.itemsize  # of a token's codes, and params
-        self.bytes = -(-sum(self._sizes) // _ALIGNED) * _ALIGNED
-
-    def _both(self, cache: Tensor) -> list[Tensor]:
-        """Codes and params of keys and values: views (pages, tokens, 2 heads, ...)."""
-        data, tokens = cache[:, 0].flatten(1), cache.shape[2]
-        of_codes, of_params = (size * tokens for size in self._sizes)
-        parts = data[:, :of_codes], data[:, of_codes:of_codes + of_params].view(self._type)
-        codes, params = (part.unflatten(1, (2 * self.heads, tokens, -1)).transpose(1, 2) for part in parts)
-        return [codes, params.unflatten(-1, (-1, 2))]
-
-    def _pools(self, cache: Tensor) -> list[Tensor]:
-        """Codes of keys, codes of values, params of keys, params of values: views (pages, tokens, heads, ...)."""
-        return [part for both in self._both(cache) for part in both.split(self.heads, 2)]
-
-    def write(self, cache: Tensor, slots: Tensor, stored: Tensor) -> None:
-        torch.ops.oscar.int2_pack(stored.transpose(0, 1).flatten(1, 2), slots, *self._both(cache), grid=self._grid, clip_ranks=self._ranks)
-
-    def unpack(self, cache: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        pools = self._pools(cache)
-        for number, out in enumerate((keys, values)):
-            torch.ops.oscar.int2_unpack(slots, *pools[number::2], out)
-
-    def decode(self, cache: Tensor, q: Tensor, windows: list[Tensor], tables: tuple[Tensor, ...], scaling: float,
-               stream: int = 0) -> tuple[Tensor, Tensor]:
-        rows = q.flatten(0, 1), *self._pools(cache), *tables[:2], *windows, *tables[2:]
-        found = torch.ops.oscar.int2_decode(*rows, softmax_scale=scaling, workspace=_workspace_of("int2", rows, scaling, stream))
-        return tuple(x.unflatten(0, q.shape[:2]) for x in found)
-
-
-class CodedSlots(PackedSlots):
-    """Raises ValueError that says why the kernels cannot read these formats, if by_kernels."""
-
-    def __init__(self, sides: list[LayerSide], device: torch.device):
-        super().__init__(sides)
-        formats = []
-        for levels, step, sigma in (side.formats for side in sides):
-            bits = levels.log2().round().to(torch.uint8)[:, ::8]
-            of_stored = (torch.where(levels > 1, x, 1.0) for x in (step, sigma))
-            formats.append([x.cpu().contiguous() for x in (bits, *of_stored)])
-        try:
-            layout, tables = torch.ops.oscar.coded_layout(*(x for both in zip(*formats) for x in both), for_gpu=device.type == "cuda")
-        except RuntimeError as error:
-            raise ValueError(str(error).splitlines()[0]) from error
-        self._layout, self._tables = layout.tolist(), tables.to(device)
-        self.bytes = self._layout[5]
-
-    def write(self, cache: Tensor, slots: Tensor, stored: Tensor) -> None:
-        torch.ops.oscar.coded_pack(slots, cache[:, 0], self._layout, self._tables, k=stored[0], v=stored[1])
-
-    def unpack(self, cache: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        torch.ops.oscar.coded_unpack(slots, cache[:, 0], self._layout, self._tables, k=keys, v=values)
-
-    def decode(self, cache: Tensor, q: Tensor, windows: list[Tensor], tables: tuple[Tensor, ...], scaling: float,
-               stream: int = 0) -> tuple[Tensor, Tensor]:
-        rows = (q if q.shape[1] > 1 else q[:, 0], cache[:, 0], self._layout, self._tables, *tables[:2], *windows, *tables[2:])
-        out, lse = torch.ops.oscar.coded_decode(*rows, softmax_scale=scaling, workspace=_workspace_of("coded", rows, scaling, stream))
-        return out.reshape(q.shape), lse.reshape(q.shape[:3])
-
-
 _workspaces: list[tuple[int, Tensor]] = []  # of a stream, all that ever were: graphs know their places; the last is the largest
 _bytes: dict[tuple[Any, ...], int] = {}
 
 
-def _workspace_of(kind: str, arguments: tuple[Any, ...], scaling: float, stream: int) -> Tensor | None:
-    """A workspace for torch.ops.oscar.<kind>_decode, that of this stream's calls: all layers of a model share it, since they take turns in
+def _workspace_of(arguments: tuple[Any, ...], scaling: float, stream: int) -> Tensor | None:
+    """A workspace for torch.ops.oscar.coded_decode, that of this stream's calls: all layers of a model share it, since they take turns in
     one stream. None: the operator makes its own, as on the CPU, or for calls of so many sequences that they cannot share one."""
     q = arguments[0]
     if q.device.type != "cuda" or q.numel() // q.shape[-1] > _MOST_SHARED:
         return None
-    key = (kind, q.device.index, *(x.shape for x in arguments if isinstance(x, Tensor)))
+    key = (q.device.index, *(x.shape for x in arguments if isinstance(x, Tensor)))
     if key not in _bytes:
-        _bytes[key] = getattr(torch.ops.oscar, f"{kind}_decode_workspace")(*arguments, softmax_scale=scaling)
+        _bytes[key] = torch.ops.oscar.coded_decode_workspace(*arguments, softmax_scale=scaling)
     fitting = [x for of, x in _workspaces if of == stream and x.device == q.device and len(x) >= _bytes[key]]
     if not fitting and torch.cuda.is_current_stream_capturing():
         return None  # it would be filled with zeros by the graph alone
@@ -276,16 +216,12 @@ def _workspace_of(kind: str, arguments: tuple[Any, ...], scaling: float, stream:
     return fitting[-1]
 
 
-def why_no_kernels(codec: Int2Codec | None, dim: int) -> str | None:
-    """Why kernels on CUDA cannot pack rows of so many channels of a set's codec; None: they can. Loads the operators."""
+def why_no_kernels(dim: int) -> str | None:
+    """Why kernels on CUDA cannot pack rows of so many channels; None: they can. Loads the operators."""
     if dim not in (64, 128, 256):
         return f"rows of {dim} channels, the kernels take 64, 128 and 256"
-    if codec is not None and codec.grid == "lloyd-max":
-        return "rows of lloyd-max are packed on the CPU"
-    if codec is not None and codec.group_size not in (0, dim, 64, 32):
-        return f"groups of {codec.group_size} channels"
     load_library()
-    if not torch._C._dispatch_has_kernel_for_dispatch_key("oscar::int2_decode", "CUDA"):
+    if not torch._C._dispatch_has_kernel_for_dispatch_key("oscar::coded_decode", "CUDA"):
         return "liboscar_torch.so was built without CUDA"
     return None
 
@@ -293,12 +229,3 @@ def why_no_kernels(codec: Int2Codec | None, dim: int) -> str | None:
 def why_no_decode(num_q_heads: int, num_kv_heads: int) -> str | None:
     """Why decode kernels cannot read packed rows for so many query heads."""
     return f"{num_q_heads} query heads for {num_kv_heads} KV heads" if num_q_heads > 16 * num_kv_heads else None
-
-
-def slots_of(codec: Int2Codec | None, layer: Layer, heads: int, dim: int, device: torch.device, dtype: torch.dtype,
-             pages: torch.device | None = None, rank: int = 0, ranks: int = 1) -> PackedSlots:
-    """Of rows of a layer, with LayerSides for `device` and `dtype`, for pages on that device or on another. Raises ValueError if the set does
-    not fit the rows, or its operators cannot read the formats."""
-    load_library()
-    sides = [LayerSide(name, layer.layer_id, getattr(layer, name), heads, dim, device, dtype, rank, ranks) for name in ("key", "value")]
-    return CodedSlots(sides, pages or device) if codec is None else Int2Slots(sides, codec, pages or device)

@@ -29,6 +29,7 @@ _FILES = {"coded": "coded.safetensors", "with_means": "with_means/rotations.h5",
 # What a folder can list; the last are for people (lib/set/one_truth.cpp).
 _LISTED = re.compile(r"coded\.safetensors|(with_means/)?(rotations\.h5|serve\.env|k_mean\.pt|[kv]_rotation_\w+\.pt|[kv]_clip_per_(layer|head)\.json|"
                      r"layer_\d+\.pt)|.*(LICENSE|\.md|\.txt)", re.ASCII)
+_READ_CODED = "vllm", "transformers"
 _GRIDS, _SCALES = ("minmax", "lloyd-max"), ("float32", "float16", "bfloat16")
 _MODEL_COUNTS = "num_layers", "num_attention_heads", "num_key_value_heads", "head_dim"  # 0: not known
 _MOST_BYTES_OF_TEXT = 8 << 20  # kMaxDocumentBytes
@@ -264,6 +265,17 @@ def _refuse_if(where: str, *checks: tuple[bool, str]) -> None:
             raise ValueError(f"{where}: {text}; {_AGAIN}, and ask `oscar verify`")
 
 
+def _has_no_coded(where: str, reader: str) -> ValueError:
+    return ValueError(f"{where}: the set has no coded part, which is what {reader} reads: fit one by oscar fit --model … --for vllm,transformers; "
+                      "rotations are for SGLang and llama.cpp")
+
+
+def check_served(part: SetPart, reader: str) -> None:
+    """Raises ValueError for rotations, which nothing in this package serves."""
+    if part.codec is not None:
+        raise _has_no_coded(f"part {part.name}", reader)
+
+
 def _part_for(manifest: dict[str, Any], reader: str, where: str) -> str:
     """The name of the part that the reader reads (lib/set/readers.cpp decides it when a set is written, and `oscar pull` and `oscar verify`
     whether it was decided so), after what all parts share was checked."""
@@ -275,7 +287,10 @@ def _part_for(manifest: dict[str, Any], reader: str, where: str) -> str:
         (not all(_is_count(member(windows, each)) for each in ("sink", "recent")), "windows are no counts"),
         (not isinstance(readers, dict), "no readers"),
         (not isinstance(parts, dict) or not parts or not set(parts) <= set(_FILES), "no parts, or some that are not known"))
-    if (name := readers.get(reader)) is None:
+    name = readers.get(reader)
+    if reader in _READ_CODED and ("coded" not in parts or name not in (None, "coded")):
+        raise _has_no_coded(where, reader)
+    if name is None:
         raise ValueError(f"{where}: the set has no part for {reader}, but for {', '.join(map(ascii, readers))}; fit it with --for {reader}")
     _refuse_if(where, (name not in list(parts), f"{reader} is to read the part {name!a}, and there are {', '.join(parts)}"))
     return name

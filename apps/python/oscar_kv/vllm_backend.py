@@ -28,7 +28,6 @@ from vllm.model_executor.layers.attention import Attention as AttentionLayer
 from vllm.platforms import current_platform
 from vllm.v1.attention.backend import AttentionBackend, AttentionCGSupport, AttentionImpl, AttentionMetadataBuilder, MultipleOf, max_decode_query_len
 
-from . import packed_layer
 from .chunk_attention import Attention, attend, attention, rehearse
 from .decode_step import DecodeStep, PackedMetadata, Request, SharedStep, StepBuffers, chosen_of, running, uniform_of
 from .packed_layer import MOST_VALUES, PackedSlots, why_no_decode, why_no_kernels
@@ -60,10 +59,10 @@ def _slots_of(layer_name: str, shape: tuple[int, int, int], block_size: int, dev
     if found is None or int(found[1]) not in part.layers:
         raise ValueError(f"the set has no layer for {layer_name}; it has {sorted(part.layers)}")
     q_heads, heads, dim = shape
-    if device.type == "cuda" and (why := why_no_kernels(part.codec, dim)):
+    if device.type == "cuda" and (why := why_no_kernels(dim)):
         raise ValueError(f"the set {set_path()} cannot be served: {why}")
     rank, ranks = get_tensor_model_parallel_rank() if rank is None else rank, get_tensor_model_parallel_world_size()
-    slots = packed_layer.slots_of(part.codec, part.layers[int(found[1])], heads, dim, device, dtype, rank=rank, ranks=ranks)
+    slots = PackedSlots(part.layers[int(found[1])], heads, dim, device, dtype, rank=rank, ranks=ranks)
     sink, recent = part.windows
     why = next((text for is_wrong, text in (
         (device.type != "cuda" and not ON_CPU, f"the cache is on {device.type}, the kernels on CUDA"),
@@ -77,9 +76,9 @@ def _slots_of(layer_name: str, shape: tuple[int, int, int], block_size: int, dev
 
 def _room_of(layer: Any, block_size: int) -> int:
     """Bytes of a layer's token on the rank whose heads take most, as vLLM gives all ranks caches of one shape."""
-    ranks = (None,) if packed_set().codec else range(get_tensor_model_parallel_world_size())  # INT2 heads take equally much
     device = torch.device(current_platform.device_type)
-    return max(_slots_of(layer.layer_name, layer.impl.shape, block_size, device, layer.impl.dtype, rank).bytes for rank in ranks)
+    return max(_slots_of(layer.layer_name, layer.impl.shape, block_size, device, layer.impl.dtype, rank).bytes
+               for rank in range(get_tensor_model_parallel_world_size()))
 
 
 def share_blocks(vllm_config: Any, finish: Callable[[], None]) -> None:
@@ -123,7 +122,7 @@ def packed_spec(spec: Any, room: int) -> Any:
 
 def pack_specs() -> None:
     """Lets each layer that is ours ask vLLM for the bytes that its tokens take packed: vLLM asks a backend for the size of its
-    cache (customize_spec) without telling the layer, and layers of a coded cache have different sizes."""
+    cache (customize_spec) without telling the layer, and layers have different sizes."""
     of_layer = AttentionLayer.get_kv_cache_spec
 
     def get_kv_cache_spec(self: Any, vllm_config: Any) -> Any:
@@ -144,7 +143,7 @@ def pack_specs() -> None:
             # vLLM gives all layers pages of one size, here that of layers with sliding windows: as many tokens as fit share one. Kernels
             # may not serve blocks of so many; a token takes no more bytes then.
             blocks = page // packed.page_size_bytes
-            if current_platform.device_type == "cuda" and packed_set().codec is None:
+            if current_platform.device_type == "cuda":
                 blocks = 1 << (blocks.bit_length() - 1)  # pages of the kernels
             packed = replace(packed_in(spec.block_size * blocks), page_size_padded=page)
         _plan_windows(self.impl, vllm_config)
@@ -187,7 +186,7 @@ def prompt_attention(head_size: int, soft_cap: float) -> Attention:
 
 class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
     """Where kernels read all requests of a step and vLLM tells which these are, waits for the device only if some are new or come back;
-    else in every step. Layers of a coded cache may have pages of several sizes, and each size its builder: those that vLLM tells
+    else in every step. Layers may have pages of several sizes, and each size its builder: those that vLLM tells
     the same of a step share what one made."""
 
     _made: SharedStep | None = None
@@ -218,7 +217,7 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
         if PackedBackend.page and known:
             self._pages[self.windows] = pages
         self.layers, self.most_tokens = own, scheduler.max_num_batched_tokens
-        self.buffers = StepBuffers(scheduler.max_num_seqs, by_sequence=packed_set().codec is None)
+        self.buffers = StepBuffers(scheduler.max_num_seqs)
         for layer in own:
             layer.impl.make_copies(self.windows.slots, device)
         if known:

@@ -39,12 +39,6 @@ class DecodeTables(NamedTuple):
     copies: Tensor  # (requests, sink + recent - 1 + new tokens), pages of one token
     copy_lengths: Tensor
 
-    def of_tokens(self, count: int) -> "DecodeTables":
-        """As if each of so many new tokens were a request of its own: (requests * count)."""
-        pages, lengths, copies, copy_lengths = (x.repeat_interleave(count, 0) for x in self)
-        after = torch.arange(count - 1, -1, -1, dtype=torch.int32, device=lengths.device).repeat(len(self.lengths))
-        return DecodeTables(pages, lengths, copies, (copy_lengths - after).clamp(min=0))
-
 
 class WindowBlocks:
     """requests: as many as run at once; tokens: as many as one step computes."""
@@ -131,7 +125,7 @@ class WindowBlocks:
              tables: DecodeTables) -> None:
         """begin() and decode_tables() by kernels, where begin() would wait for nothing and no request has more than MOST_NEW new tokens.
         starts, lengths: int32 (requests + 1) and (requests), where their tokens begin in the step, and tokens of each with these. slots
-        and kept, int32 (tokens of the step), and tables, of requests or of each of their tokens, are written."""
+        and kept, int32 (tokens of the step), and tables are written."""
         self._former = requests
         self._step += 1
         torch.ops.oscar.window_step(table, starts, lengths, written, self._entry_of, self._block_of, self._read_in, self._first, slots, kept,

@@ -5,7 +5,8 @@
  *   out[b, h] = softmax(scale * q[b, h] K_b^T) V_b      over the window tokens and the history tokens of sequence b
  *
  * Queries, keys and values are in the coordinates of the coded set: keys (k - mean) W_k, queries q R_k, values v W_v; the
- * caller multiplies outputs by R_v. Windows hold all channels in bfloat16.
+ * caller multiplies outputs by R_v. Windows hold all channels in bfloat16. A result depends to the bit on its own sequence and on
+ * split_batch, whatever else is in the batch.
  *
  * A packed row. Blocks of 8 neighbouring channels share a number of bits w, 0 to 8. Channel i stands for
  *   y_i = s (c_i - (2^w - 1) / 2) step_i,   code c_i of w bits,
@@ -29,11 +30,38 @@
 #ifndef OSCAR_CODED_ATTENTION_H_
 #define OSCAR_CODED_ATTENTION_H_
 
-#include "oscar/int2_attention.h"
+#include <stddef.h>
+#include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+typedef enum { OSCAR_FLOAT32 = 0, OSCAR_FLOAT16 = 1, OSCAR_BFLOAT16 = 2 } oscar_dtype;
+
+/* Rows of a paged pool: row (page, token in page, KV head) starts at data + the sum of index * stride. Device memory. */
+typedef struct {
+  const void* data;
+  int64_t page_stride, token_stride, head_stride; /* bytes */
+} oscar_paged_rows;
+
+/* Which pages hold the tokens of each sequence. Device memory. */
+typedef struct {
+  const int32_t* pages;   /* (batch, pages_per_sequence): token t of sequence b lies in pages[b][t / page_size] */
+  const int32_t* lengths; /* (batch): tokens of each sequence; 0 is allowed */
+  int32_t pages_per_sequence; /* enough for max_length; what lies behind a sequence's own pages is not used */
+  int32_t page_size;  /* a power of two, 1 to 256 */
+  int32_t max_length; /* no length is larger */
+} oscar_page_table;
+
+/* Rows of bfloat16 that are written: head_dim values per (token, KV head), rows 16-byte aligned. Device memory. */
+typedef struct {
+  void* data;
+  int64_t token_stride, head_stride; /* bytes */
+} oscar_bf16_rows;
+
+/* What was wrong with the calling thread's last refused arguments. */
+const char* oscar_last_error(void);
 
 /* How the rows of one layer are coded. Host memory. */
 typedef struct {
@@ -73,8 +101,14 @@ typedef struct {
   size_t workspace_bytes;
 } oscar_coded_decode_args;
 
-/* As oscar_int2_decode_workspace() and oscar_int2_decode(). */
+/* Bytes of workspace that these arguments need; out, lse and workspace are not looked at. The workspace must be zeroed
+ * once; every call leaves it ready for the next. Calls of different arguments may take turns on one workspace that has the
+ * bytes of each, if none has more than 16384 units: batch * num_kv_heads * ceil(query rows of a KV head / 8). 0 if the
+ * arguments are refused. */
 size_t oscar_coded_decode_workspace(const oscar_coded_decode_args* args);
+
+/* Enqueues the work on `stream` (a cudaStream_t). Returns 0, or a cudaError_t: cudaErrorInvalidValue if the arguments
+ * are refused; oscar_last_error() then says why. Allocates nothing and does not synchronise: can be captured in a graph. */
 int oscar_coded_decode(const oscar_coded_decode_args* args, void* stream);
 
 /* The same for 1 to 8 query tokens a sequence at once, as speculative decoding verifies them: q, out and lse then are

@@ -9,7 +9,7 @@
 #ifndef OSCAR_ROTATE_ROWS_H_
 #define OSCAR_ROTATE_ROWS_H_
 
-#include "oscar/int2_attention.h"
+#include "oscar/coded_attention.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -33,7 +33,7 @@ typedef struct {
   const int32_t* slots;                  /* (num_tokens): rows of `kept`; negative: the token is not kept. null if kept is */
 } oscar_row_product;
 
-/* Enqueues the work on `stream`; returns as oscar_int2_decode() does, whose oscar_last_error() says what was refused. Tokens of
+/* Enqueues the work on `stream`; returns as oscar_coded_decode() does, whose oscar_last_error() says what was refused. Tokens of
  * equal slots must not differ. Nothing is allocated, so that it can be captured in a graph. Matrices are read while the launch
  * before may still be running: that one must not write them.
  *   products: `count` of 1 to OSCAR_MOST_PRODUCTS, host memory, of which no one reads what another writes

@@ -29,12 +29,12 @@ class ListTest(ZooTest):
         lines = self.succeed("zoo", "list", "--zoo", self.zoo).stdout.splitlines()
         self.assertEqual(lines[0].split(), ["name", "model", "parts", "and", "bits", "accepted", "for", "KLD", "MB", "notes"])
         self.assertEqual([line.split()[0] for line in lines[1:]], ["other/large:v2", f"{NAME}:latest"])
-        self.assertIn("not vllm, transformers, sglang, sglang-v1, llamacpp", lines[1])
+        self.assertIn("not sglang, sglang-v1, llamacpp", lines[1])
         self.assertIn("forced", lines[1])
         self.assertIn("rotations 2  ", lines[2])
         listed = json.loads(self.succeed("zoo", "list", "--zoo", self.zoo, "--json", "-").stdout)["sets"]
         self.assertEqual(listed[1]["recipe"], "oscar")
-        self.assertEqual(listed[1]["readers"]["vllm"], {"part": "rotations", "verdict": "accepted"})
+        self.assertEqual(listed[1]["readers"]["sglang"], {"part": "rotations", "verdict": "accepted"})
         self.assertEqual(listed[1]["parts"]["rotations"]["bits"], {"key": 2.0, "value": 2.0})
 
     def test_patterns_choose(self):

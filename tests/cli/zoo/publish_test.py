@@ -43,7 +43,7 @@ class PublishTest(ZooTest):
         publish = ("publish", "set", "--zoo", self.zoo, "--name", NAME)
         for verdict, said in (("rejected", "rejected"), ("not_measured", "not_measured"), (None, "not verified")):
             make_set(self.folder / "set", 1, verdict)
-            self.fail_with(1, ["for no reader", f"vllm {said}"], *publish)
+            self.fail_with(1, ["for no reader", f"sglang {said}"], *publish)
             self.assertFalse((self.zoo / "test").exists())
             self.assertIn("published because of --force", self.succeed(*publish, "--force").stderr)
             self.assertIs(self.index()["entries"][0]["forced"], True)

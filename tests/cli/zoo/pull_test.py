@@ -54,7 +54,7 @@ class PullTest(ZooTest):
     def test_a_set_that_no_reader_may_have_comes_with_a_warning(self):
         self.published(verdict="rejected")
         for _ in range(2):  # from the cache, too
-            self.assertIn("accepted this set for no reader (vllm rejected", self.succeed("pull", NAME, "--zoo", self.zoo).stderr)
+            self.assertIn("accepted this set for no reader (sglang rejected", self.succeed("pull", NAME, "--zoo", self.zoo).stderr)
 
     def test_a_name_is_what_it_was_until_the_zoo_is_asked_again(self):
         old = self.published()

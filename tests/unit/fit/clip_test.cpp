@@ -103,7 +103,7 @@ TEST_CASE("ratios per head are fitted where they are asked for, the layer's besi
   options.recipe = "oscar", options.windows = kWindows;
   const RotationPart layerwise = test::fit_rotations_of(source, options, *backend, status);
   CHECK(layerwise.layers[0].key.head_clip_ratios.empty());
-  options.clip_granularity = "head,layer";
+  options.clip_granularity = "head";
   const RotationPart set = test::fit_rotations_of(source, options, *backend, status);
   CHECK(set.layers[0].key.clip_ratio == layerwise.layers[0].key.clip_ratio);
   REQUIRE(set.layers[0].key.head_clip_ratios.size() == 2);
@@ -113,7 +113,7 @@ TEST_CASE("ratios per head are fitted where they are asked for, the layer's besi
     const auto scores = record["scores_per_head"][head].get<std::vector<double>>();
     CHECK(set.layers[0].key.head_clip_ratios[head] == best_clip_ratio(scores));
   }
-  CHECK(set.recipe["clip_granularity"] == "head,layer");
+  CHECK(set.recipe["clip_granularity"] == "head");
 }
 
 TEST_CASE("ratios per head are refused where nothing is fitted, or a named reader has none") {
@@ -123,11 +123,10 @@ TEST_CASE("ratios per head are refused where nothing is fitted, or a named reade
     options.clip_granularity = granularity, options.clip = clip;
     return options;
   };
-  CHECK_ERROR(plan_parts(with("vllm", "head", "0.9,0.9")), UsageError, "no clip ratios to fit");
-  CHECK_ERROR(plan_parts(with("vllm", "row", "auto")), UsageError, "--clip-granularity");
-  CHECK_ERROR(plan_parts(with("sglang-v1", "head,layer", "auto")), UsageError, "--for vllm,transformers,sglang");
-  CHECK_ERROR(plan_parts(with("sglang", "head", "auto")), UsageError, "sglang cannot read value clip ratios per head");
-  CHECK(plan_parts(with("sglang", "head,layer", "auto")).rotations.at(kRotationsName).key_clip_per_head);
+  CHECK_ERROR(plan_parts(with("sglang", "head", "0.9,0.9")), UsageError, "no clip ratios to fit");
+  CHECK_ERROR(plan_parts(with("sglang", "row", "auto")), UsageError, "--clip-granularity");
+  CHECK_ERROR(plan_parts(with("sglang-v1", "head", "auto")), UsageError, "give readers that can: --for sglang");
+  CHECK(plan_parts(with("sglang", "head", "auto")).rotations.at(kRotationsName).key_clip_per_head);
 }
 
 TEST_CASE("a joined sample has sequences of all parts in turns, and keeps to the limits of one") {

@@ -80,7 +80,7 @@ TEST_CASE("every recipe gives orthogonal float32 matrices, for any head dimensio
 TEST_CASE("per-head rotations need a reader that can read them") {
   FitOptions options = without_clip();
   options.granularity = "head", options.readers = {"llamacpp"};
-  CHECK_ERROR(fit_layers({}, options), UsageError, "readers that can: --for vllm,transformers,sglang");
+  CHECK_ERROR(fit_layers({}, options), UsageError, "readers that can: --for sglang");
   options.readers.clear();
   const RotationPart set = fit_layers({}, options);
   CHECK(set.layers[0].key.rotation.count == 2);
@@ -133,8 +133,16 @@ TEST_CASE("recipe auto gives each reader the part that it reads best, and only w
   CHECK(parts_for({"transformers"}) == "coded");
   CHECK(parts_for({"llamacpp", "sglang-v1"}) == "rotations=qqt_r_h_pbr");
   CHECK(parts_for({"sglang"}) == "with_means=stretch_fisher_r_h_pbr,h");
-  // Whose heads the coded cache cannot take, vLLM reads rotations.
-  CHECK(parts_for({"vllm"}, false) == "with_means=stretch_fisher_r_h_pbr,h");
+  // Of heads that the coded cache does not take.
+  CHECK(parts_for({}, false) == "rotations=qqt_r_h_pbr with_means=stretch_fisher_r_h_pbr,h");
+  CHECK(parts_for({"vllm"}, false) == "coded");  // which the caller refuses, and says why
+}
+
+TEST_CASE("readers of the coded cache alone are given no rotations") {
+  for (const char* recipe : {"oscar", "stretch", "hadamard"}) {
+    const FitOptions options{.recipe = recipe, .readers = {"vllm"}};
+    CHECK_ERROR((void)plan_parts(options), UsageError, "vllm cannot read rotations");
+  }
 }
 
 TEST_CASE("clip ratios that are none are usage errors before any work") {
@@ -206,7 +214,9 @@ TEST_CASE("where the mean key has most of the energy, readers without means are 
   CHECK(low.text.find("mean key") == std::string::npos);
 }
 
-TEST_CASE("heads that the coded cache does not take get rotations, with one line, and are refused where it is named") {
+TEST_CASE(
+    "heads that the coded cache does not take get rotations, with one line, and are refused where its readers are "
+    "named") {
   test::HeardStatus notices;
   test::MemorySource source({{3, test::synthetic_layer({.head_dim = 12})}});
   const auto backend = test::make_test_backend();
@@ -217,11 +227,15 @@ TEST_CASE("heads that the coded cache does not take get rotations, with one line
   const Statistics taken = take(data, options, {}, *backend, notices);
   const Set set = fit(taken, options, *backend, notices);
   CHECK_FALSE(set.coded);
-  CHECK(parts_of_readers(set).at("vllm") == kWithMeansName);
-  CHECK(notices.text.find("vllm and transformers read rotations: heads of keys") != std::string::npos);
-  options.recipe = "coded";
-  CHECK_ERROR((void)take(data, options, {}, *backend, notices), DataError, "multiples of 8");
-  CHECK_ERROR((void)fit(taken, options, *backend, notices), DataError, "multiples of 8");
+  CHECK(parts_of_readers(set).at("sglang") == kWithMeansName);
+  CHECK_FALSE(parts_of_readers(set).contains("vllm"));
+  CHECK(notices.text.find("the coded cache, which vllm and transformers read, is left out: heads of keys") !=
+        std::string::npos);
+  for (const FitOptions& named : {FitOptions{.recipe = "coded", .windows = options.windows},
+                                  FitOptions{.readers = {"vllm", "sglang"}, .windows = options.windows}}) {
+    CHECK_ERROR((void)take(data, named, {}, *backend, notices), DataError, "multiples of 8");
+    CHECK_ERROR((void)fit(taken, named, *backend, notices), DataError, "multiples of 8");
+  }
 }
 
 }  // namespace oscar

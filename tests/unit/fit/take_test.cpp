@@ -82,7 +82,7 @@ TEST_CASE("what observers save fits rotations, and asks for rows where the coded
   options.recipe = "auto";
   const Set set = fit(observed, options, *backend, notices);
   CHECK_FALSE(set.coded);
-  CHECK(parts_of_readers(set).at("vllm") == kRotationsName);
+  CHECK(parts_of_readers(set).at("sglang") == kRotationsName);
   CHECK(set.rotations.at(kRotationsName).windows == Windows{16, 32});
   CHECK(set.rotations.at(kRotationsName).key_clip_scalar == 0.96);
   for (const char* const text : {"part coded is left out: it needs rows",

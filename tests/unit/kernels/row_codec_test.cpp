@@ -52,7 +52,7 @@ double gaussian_sqnr_db(const RowCodec& codec) {
 std::vector<std::uint8_t> packed(const std::vector<std::uint8_t>& codes, std::size_t dim) {
   std::vector<std::uint8_t> bytes(codes.size() / 4);
   for (std::size_t row = 0; row < codes.size(); row += dim) {
-    reference::pack_int2(std::span(codes).subspan(row, dim), std::span(bytes).subspan(row / 4, dim / 4));
+    reference::pack_codes(std::span(codes).subspan(row, dim), 4, std::span(bytes).subspan(row / 4, dim / 4));
   }
   return bytes;
 }

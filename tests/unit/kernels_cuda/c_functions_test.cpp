@@ -34,60 +34,7 @@ void check_refused(int (*function)(const Args*, void*), const Args& args, const 
   CHECK_MESSAGE(said.find(reason) != std::string::npos, said);
 }
 
-/// What arguments of both decode kernels have in common: three sequences of eight query heads.
-template <class Args>
-Args decode_args() {
-  const oscar_page_table table{somewhere(), somewhere(), 4, 16, 40};
-  const oscar_paged_rows rows{somewhere(), 4096, 256, 1024};
-  Args args{};
-  args.batch = 3, args.num_q_heads = 8, args.softmax_scale = 0.1F, args.q = somewhere();
-  args.history = args.window = table, args.k_window = args.v_window = rows;
-  args.out = args.lse = somewhere<float>(), args.workspace = somewhere();
-  return args;
-}
-
 }  // namespace
-
-TEST_CASE("int2_decode refuses what it cannot do, and says why") {
-  auto good = decode_args<oscar_int2_decode_args>();
-  good.num_kv_heads = 2, good.head_dim = good.group_size = 128, good.param_dtype = OSCAR_FLOAT32;
-  good.k_codes = good.v_codes = {somewhere(), 1024, 32, 512},
-  good.k_params = good.v_params = {somewhere(), 256, 8, 128};
-  good.workspace_bytes = C_FUNCTION(oscar_int2_decode_workspace)(&good);
-  CHECK(good.workspace_bytes > 0);
-  const auto refused = [&](const auto& spoil, const char* reason) {
-    oscar_int2_decode_args args = good;
-    spoil(args);
-    check_refused(C_FUNCTION(oscar_int2_decode), args, reason);
-  };
-  refused([](auto& a) { a.batch = 0; }, "batch and heads");
-  refused([](auto& a) { a.num_q_heads = 7; }, "a multiple of num_kv_heads");
-  refused([](auto& a) { a.num_q_heads = 34; }, "1 to 16 query heads");
-  refused([](auto& a) { a.split_batch = -1; }, "split_batch must not");
-  refused([](auto& a) { a.head_dim = 96; }, "head_dim must be");
-  refused([](auto& a) { a.group_size = 16; }, "group_size must be");
-  refused([](auto& a) { a.param_dtype = static_cast<oscar_dtype>(7); }, "param_dtype");
-  refused([](auto& a) { a.softmax_scale = 0; }, "softmax_scale");
-  refused([](auto& a) { a.k_codes.page_stride = std::int64_t{1} << 31; }, "strides");
-  refused([](auto& a) { a.v_codes.token_stride += 8; }, "must be aligned");
-  refused([](auto& a) { a.history.page_size = 48; }, "page_size");
-  refused([](auto& a) { a.history.max_length = 10000; }, "pages_per_sequence");
-  refused([](auto& a) { a.window.page_size = 512; }, "page_size");
-  refused([](auto& a) { a.window.lengths = nullptr; }, "lengths and pages");
-  refused([](auto& a) { a.out = nullptr; }, "out must not be null");
-  refused([](auto& a) { a.workspace_bytes -= 1; }, "the workspace must have");
-}
-
-TEST_CASE("int2_pack refuses what it cannot do, and says why") {
-  oscar_int2_pack_args args{};
-  const auto refused = [&](const char* reason) { check_refused(C_FUNCTION(oscar_int2_pack), args, reason); };
-  refused("num_kv_heads"), args.num_tokens = args.num_kv_heads = 1, args.head_dim = 80;
-  refused("head_dim"), args.head_dim = 64, args.group_size = 16;
-  refused("group_size"), args.group_size = 64;
-  refused("page_size"), args.page_size = 5, args.clip_ratio = 1.5;
-  refused("clip_ratio"), args.clip_ratio = 0.5;
-  refused("must not be null");
-}
 
 TEST_CASE("a coded format with increasing bits, with nine bits, or with a step of 0 is refused") {
   std::vector<std::uint8_t> bits(8, 2);
@@ -107,7 +54,11 @@ TEST_CASE("a coded format with increasing bits, with nine bits, or with a step o
 TEST_CASE("coded_decode refuses what it cannot do, and says why") {
   const std::vector<std::uint8_t> bits(16, 2);
   const std::vector<float> steps(128, 1);
-  auto good = decode_args<oscar_coded_decode_args>();
+  oscar_coded_decode_args good{};  // three sequences of eight query heads
+  good.batch = 3, good.num_q_heads = 8, good.softmax_scale = 0.1F, good.q = somewhere();
+  good.history = good.window = {somewhere(), somewhere(), 4, 16, 40};
+  good.k_window = good.v_window = {somewhere(), 4096, 256, 1024};
+  good.out = good.lse = somewhere<float>(), good.workspace = somewhere();
   const oscar_coded_format format{64, 2, bits.data(), bits.data(), steps.data(), steps.data()};
   CHECK(C_FUNCTION(oscar_coded_layout_of)(&format, &good.layout, nullptr) == 0);
   CHECK(good.layout.token_bytes == 2 * (8 * (2 + 2) + 4));
@@ -120,6 +71,19 @@ TEST_CASE("coded_decode refuses what it cannot do, and says why") {
     spoil(args);
     check_refused(C_FUNCTION(oscar_coded_decode), args, reason);
   };
+  refused([](auto& a) { a.batch = 0; }, "batch and heads");
+  refused([](auto& a) { a.num_q_heads = 7; }, "a multiple of num_kv_heads");
+  refused([](auto& a) { a.num_q_heads = 34; }, "1 to 16 query heads");
+  refused([](auto& a) { a.split_batch = -1; }, "split_batch must not");
+  refused([](auto& a) { a.layout.head_dim = 96; }, "head_dim must be");
+  refused([](auto& a) { a.softmax_scale = 0; }, "softmax_scale");
+  refused([](auto& a) { a.k_window.page_stride = std::int64_t{1} << 31; }, "strides");
+  refused([](auto& a) { a.v_window.token_stride += 8; }, "must be aligned");
+  refused([](auto& a) { a.history.page_size = 48; }, "page_size");
+  refused([](auto& a) { a.history.max_length = 10000; }, "pages_per_sequence");
+  refused([](auto& a) { a.window.page_size = 512; }, "page_size");
+  refused([](auto& a) { a.window.lengths = nullptr; }, "lengths and pages");
+  refused([](auto& a) { a.out = nullptr; }, "out must not be null");
   refused([](auto& a) { a.history.page_size = 2, a.history.pages_per_sequence = 1000; }, "must be 4 or more");
   refused([](auto& a) { a.page_stride = 8; }, "page_stride must be a multiple of 16");
   refused([](auto& a) { a.layout.table = nullptr; }, "layout.table must be device memory");

@@ -30,11 +30,10 @@ TEST_CASE("decode kernels read each token of a sequence once") {
     for (const int kv_heads : {1, 2, 8, 31, 128}) {
       for (int length = 0; length < 140000; length += length < 4000 ? 61 : 997) {
         for (const int warps : {8, 16}) {
-          check_plan(length, length % 1501, SplitRule::of(units, kv_heads, warps));
-          SplitRule coded = SplitRule::of_coded(units, kv_heads, warps);
-          check_plan(length, length % 1501, coded);
-          coded.warps = 1 + length % 8;  // as many as the shared memory has room for
-          check_plan(length, length % 1501, coded);
+          SplitRule rule = SplitRule::of(units, kv_heads, warps);
+          check_plan(length, length % 1501, rule);
+          rule.warps = 1 + length % 8;  // as many as the shared memory has room for
+          check_plan(length, length % 1501, rule);
         }
       }
     }

@@ -220,9 +220,9 @@ TEST_CASE("serve.env switches Lloyd-Max on where the server has it, and says how
   const auto beyond = [&](const char* reader) { return beyond_reader(reader_from_name(reader, ""), set); };
   CHECK(beyond("sglang").empty());
   CHECK(beyond("llamacpp") == "codec lloyd-max");
+  CHECK(beyond("vllm") == "rotations");
   set.key_codec.group_size = 1;
   CHECK(beyond("sglang") == "codec lloyd-max for other rows than whole clipped heads");
-  CHECK(beyond("vllm").empty());
   set.key_codec.group_size = 0;
   set.value_clip_scalar = 0;
   CHECK(beyond("sglang-v1") == "codec lloyd-max for other rows than whole clipped heads");

@@ -111,7 +111,7 @@ const std::vector<Defect>& stretch_defects() {
 }
 
 RotationPart stretch(double power) {
-  return Sample::get().rotations({.recipe = "stretch", .readers = {"vllm"}, .stretch_power = power});
+  return Sample::get().rotations({.recipe = "stretch", .readers = {"sglang"}, .stretch_power = power});
 }
 
 void check_defects(const RotationPart& sound, const std::vector<Defect>& defects) {

@@ -21,7 +21,7 @@ struct RandomModel {
     runner = open_model(folder / "model");
     const auto source = open_live(*runner, text, {}, Sample::get().status);
     const FitOptions options{
-        .recipe = "oscar", .readers = {"vllm"}, .center = centred, .clip = "0.96,0.92", .windows = {4, 16}};
+        .recipe = "oscar", .readers = {"sglang"}, .center = centred, .clip = "0.96,0.92", .windows = {4, 16}};
     Backend& backend = *Sample::get().backend;
     Status& status = Sample::get().status;
     path = written(folder, fit(take(FitData{*source}, options, {}, backend, status), options, backend, status));

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: MIT
-// What the C functions of oscar/int2_attention.h and oscar/coded_attention.h refuse, and how they say so.
+// What the C functions of kernels/include/oscar refuse, and how they say so.
 #pragma once
 
 #include <cstdint>
 #include <string>
 
-#include "oscar/int2_attention.h"
+#include "oscar/coded_attention.h"
 
 namespace oscar::cuda {
 
 /// What is wrong; null if nothing is.
-[[nodiscard]] const char* shape_problem(int head_dim, int group_size, oscar_dtype param_dtype);
+[[nodiscard]] const char* head_dim_problem(int head_dim);
 /// Returns what is wrong with rows that are read or written `alignment` bytes at a time; null: nothing.
 [[nodiscard]] const char* rows_problem(const oscar_paged_rows& rows, int alignment);
 

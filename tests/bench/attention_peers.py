@@ -1,11 +1,29 @@
 # SPDX-License-Identifier: MIT
-"""FlashInfer's decode attention over paged bfloat16 and fp8 caches, timed as the kernels are. It comes from PyPI (flashinfer-python) and is
-no requirement: where it is missing, the benchmarks say so."""
-import torch
+"""Decode attention of others, timed as the kernels are: torch's over bfloat16 rows, and FlashInfer's over paged bfloat16 and fp8 caches, which
+comes from PyPI (flashinfer-python) and is no requirement: where it is missing, the benchmarks say so."""
+import sys
 
-from int2_library import time_graph
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from gpu_timing import time_graph
 
 PAGE = 16
+
+
+def time_sdpa(batch, heads, kv_heads, dim, length, layers, tokens=1):
+    best = {}
+    q = torch.randn(batch, heads, tokens, dim, device="cuda", dtype=torch.bfloat16)
+    kv = [torch.randn(2, batch, kv_heads, length, dim, device="cuda", dtype=torch.bfloat16) for _ in range(layers)]
+    for name in ("CUDNN_ATTENTION", "FLASH_ATTENTION"):
+        try:
+            with sdpa_kernel(getattr(SDPBackend, name)):
+                best[name.split("_")[0].lower()] = time_graph(
+                    lambda i: torch.nn.functional.scaled_dot_product_attention(
+                        q, kv[i % layers][0], kv[i % layers][1], enable_gqa=True), max(layers, 5), 15)
+        except RuntimeError as error:
+            print("peer", name, "cannot run:", str(error).splitlines()[0], file=sys.stderr)
+    return best
 
 
 def time_flashinfer(batch, heads, kv_heads, dim, length, layers):

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// How the kernels of oscar/int2_attention.h are launched: each may come to the chip while the one before it ends.
+// How the kernels of servers are launched: each may come to the chip while the one before it ends.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <atomic>
 
-#include "kernels/cuda/int2_arguments.hpp"
+#include "kernels/cuda/server_arguments.hpp"
 
 namespace oscar::cuda {
 
@@ -60,7 +60,7 @@ int launch_overlapping(const Params& params, dim3 grid, int threads, int shared_
   return cudaLaunchKernelEx(&config, kKernel, params);
 }
 
-/// task.operator()<d>() for a head size that shape_problem() takes.
+/// task.operator()<d>() for a head size that head_dim_problem() takes.
 template <class Task>
 auto with_head_dim(int head_dim, const Task& task) {
   switch (head_dim) {
@@ -70,24 +70,6 @@ auto with_head_dim(int head_dim, const Task& task) {
       return task.template operator()<128>();
     default:
       return task.template operator()<256>();
-  }
-}
-
-/// task.operator()<d, groups>() for a head size and groups of channels that shape_problem() takes.
-template <class Task>
-auto with_groups(int head_dim, int group_size, const Task& task) {
-  const int groups = head_dim / group_size;
-  switch (head_dim) {
-    case 64:
-      return groups == 1 ? task.template operator()<64, 1>() : task.template operator()<64, 2>();
-    case 128:
-      return groups == 1   ? task.template operator()<128, 1>()
-             : groups == 2 ? task.template operator()<128, 2>()
-                           : task.template operator()<128, 4>();
-    default:
-      return groups == 1   ? task.template operator()<256, 1>()
-             : groups == 4 ? task.template operator()<256, 4>()
-                           : task.template operator()<256, 8>();
   }
 }
 

@@ -1,51 +1,14 @@
 // SPDX-License-Identifier: MIT
-// Tensor core products, copies to shared memory and conversions of packed codes, for the kernels of servers.
+// Tensor core products, copies to shared memory and where rows lie there, for the kernels of servers.
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include <bit>
 #include <concepts>
 #include <cstdint>
 
 namespace oscar::cuda {
-
-// Division of many numbers by one that kernels are given: a multiplication and a shift.
-
-/// Exact for numbers from 0 to below 2^31.
-struct FastDivide {
-  unsigned multiple = 0;
-  int shift = 0;
-
-  FastDivide() = default;
-  /// by: positive.
-  explicit FastDivide(int by) : shift(31 + std::bit_width(static_cast<unsigned>(by) - 1)) {
-    const auto divisor = static_cast<std::uint64_t>(by);
-    multiple = static_cast<unsigned>(((std::uint64_t{1} << shift) + divisor - 1) / divisor);
-  }
-  [[nodiscard]] __device__ __forceinline__ int quotient(int number) const {
-    return static_cast<int>(static_cast<std::uint64_t>(number) * multiple >> shift);
-  }
-};
-
-// What the INT2 decode kernel does with a warp's registers: matrix products, codes to operands, transposes.
-//
-// As keys, codes are bytes of an integer product: four at a time by one mask, of which the other two bits of a nibble
-// only make the factor 4. As values, codes become float16 without arithmetic: a float16 whose exponent bits are 0 is
-// its ten mantissa bits in units of 2^-24 (a subnormal, which the tensor cores take at full speed), so word & mask is
-// the pair f * code * 2^-24 with f = 1, 4, 16, 64 or 256 by the bits that the mask lets through. The caller divides the
-// other factor by f, which is exact.
-
-/// The factor on the code of pair c of unpack_codes(), besides 2^-24.
-__host__ __device__ constexpr float code_factor(int c) { return static_cast<float>(1 << 2 * (c < 5 ? c : c - 5)); }
-
-/// Each half word of `word` holds eight codes; pairs[c] = the c-th codes of both.
-__device__ __forceinline__ void unpack_codes(unsigned word, unsigned (&pairs)[8]) {
-  const unsigned by10 = word >> 10;
-#pragma unroll
-  for (int c = 0; c < 8; ++c) pairs[c] = c < 5 ? word & 0x00030003U << 2 * c : by10 & 0x00030003U << 2 * (c - 5);
-}
 
 /// Elements of a matrix product.
 enum class Half { kFloat16, kBfloat16 };
@@ -154,6 +117,22 @@ __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_
 template <int kPending>
 __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending));
+}
+
+/// from + stride * count, of which a stride fits 32 bits; the compiler would multiply 64 by 64.
+__device__ __forceinline__ const unsigned char* moved(const void* from, std::int64_t stride, int count) {
+  const unsigned char* to;
+  asm("mad.wide.s32 %0, %1, %2, %3;\n" : "=l"(to) : "r"(static_cast<int>(stride)), "r"(count), "l"(from));
+  return to;
+}
+
+/// Returns by what the pieces of a row change places: eight rows have a piece in eight different places of 128 bytes,
+/// and rows 2 i and 2 i + 1 four pieces in different halves of them, against bank conflicts.
+__device__ constexpr unsigned shuffle(unsigned row) { return row % 2 * 4 + row / 2 % 4; }
+/// Byte of a 16-byte piece of a row in shared memory.
+template <int kDim>
+__device__ __forceinline__ constexpr unsigned place(unsigned row, unsigned piece) {
+  return row * 2 * kDim + (piece ^ shuffle(row)) * 16;
 }
 
 }  // namespace oscar::cuda
