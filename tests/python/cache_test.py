@@ -79,7 +79,7 @@ class CacheTest(unittest.TestCase):
         self.assert_kld_of_verify(folder, tokens=384, sequences=1, calls=1)
         model = self.sample()
         model.set_attn_implementation(oscar_kv.PACKED_ATTENTION)
-        with self.assertRaisesRegex(ValueError, "layer 0: keys are stored before RoPE, and turned in torch, so there are no transformed"):
+        with self.assertRaisesRegex(ValueError, "layer 0: keys are stored before RoPE, and turned when they are read, so there are no transformed"):
             logits(model, torch.zeros(1, 2, dtype=torch.long), oscar_kv.PackedCache(folder, model.config))
         with self.assertRaisesRegex(ValueError, "vllm"):
             oscar_kv.read_set(folder, "vllm")

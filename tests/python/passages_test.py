@@ -43,7 +43,7 @@ class PassageTest(unittest.TestCase):
             self.assertEqual(there.keys.shape[2], 637)
             torch.testing.assert_close(there.values[:, :, 437:], here.values[:, :, 100:], rtol=0, atol=0)
             turned = rotated(here.keys[:, :, 100:], 337, theta, self.config.head_dim)
-            self.assertLess(float((there.keys[:, :, 437:] - turned).norm() / turned.norm()), 1e-4)
+            self.assertLess(float((there.keys[:, :, 437:] - turned).norm() / turned.norm()), 2**-8)  # both are bfloat16
             error = here.keys[:, :, 100:] - exact.keys[:, :, 100:300]
             self.assertLess(float(error.norm() / exact.keys[:, :, 100:300].norm()), 0.6)  # 1.25 bits a value, and it is the same text
         self.assertEqual(passage.length, 200)

@@ -132,10 +132,13 @@ class LayerRows:
         """The history as PackedSlots has pages."""
         return self.history.flatten(0, 1)[:, None]
 
+    def _positions(self, first: int, count: int) -> Tensor:
+        """In the text, of the tokens of each sequence's history from `first` on."""
+        return torch.arange(self.sink + first, self.sink + first + count).repeat(len(self.history))
+
     def append(self, keys: Tensor, values: Tensor) -> None:
         """(batch, heads, tokens, d), native."""
-        positions = torch.arange(self.length, self.length + keys.shape[2]).repeat(len(keys))
-        self.new = self._packed.stored(_by_tokens(keys), _by_tokens(values), positions).unflatten(1, (len(keys), -1))
+        self.new = self._packed.stored(_by_tokens(keys), _by_tokens(values)).unflatten(1, (len(keys), -1))
         self.length += keys.shape[2]
 
     def _ring_slots(self, tokens: range) -> Tensor:
@@ -158,15 +161,15 @@ class LayerRows:
         """The history."""
         batch, at = len(self.history), self.history.device
         rows = torch.empty(2, batch * self.packed, *self.ring.shape[3:], dtype=torch.bfloat16, device=at)
-        self._packed.unpack(self._cache(), _slots(batch, self.history.shape[1] * ROOM, 0, self.packed, at), *rows)
+        slots = _slots(batch, self.history.shape[1] * ROOM, 0, self.packed, at)
+        self._packed.unpack(self._cache(), slots, *rows, self._positions(0, self.packed), self.length)
         return rows.unflatten(1, (batch, -1)).to(self.ring.device)
 
     def read(self) -> list[Tensor]:
         """All keys and values in the order of their tokens, in native coordinates, float32 (batch, heads, tokens, d)."""
         window, sink = self.window(self.packed), min(self.sink, self.length)
         rows = torch.cat([window[:, :, :sink], self.unpacked(), window[:, :, sink:]], 2)
-        positions = torch.arange(rows.shape[2]).repeat(rows.shape[1])
-        return [x.unflatten(0, rows.shape[1:3]).transpose(1, 2) for x in self._packed.native(rows.flatten(1, 2), positions)]
+        return [x.unflatten(0, rows.shape[1:3]).transpose(1, 2) for x in self._packed.native(rows.flatten(1, 2))]
 
     def evict(self) -> None:
         """Packs what the next token does not see in a window, and lets the ring have the call's last tokens."""
@@ -176,7 +179,8 @@ class LayerRows:
             self.reserve(count)
             at = self.history.device
             slots = _slots(len(self.history), self.history.shape[1] * ROOM, self.packed, count, at)
-            self._packed.write(self._cache(), slots, self._held(begin, begin + count).flatten(1, 2).to(at))
+            rows = self._held(begin, begin + count).flatten(1, 2).to(at)
+            self._packed.write(self._cache(), slots, rows, self._positions(self.packed, count), length)
             self.packed += count
         for kept in (range(first, min(self.sink, length)), range(max(first, self.sink, length - self.recent), length)):
             if kept:

@@ -110,7 +110,7 @@ class PackedLayer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         device, asked = key_states.device, self._options.path
-        before_rope = "keys are stored before RoPE, and turned in torch" if self._layer.key.rotary is not None else None
+        before_rope = "keys are stored before RoPE, and turned when they are read" if self._layer.key.rotary is not None else None
         if before_rope and self._in_transformed_coordinates():
             raise ValueError(f"layer {self._layer.layer_id}: {before_rope}, so there are no transformed coordinates to attend in; use another "
                              f"attention implementation than {PACKED_ATTENTION}")

@@ -41,41 +41,31 @@ class LayerSide:
         # The same products as those of servers: bfloat16 in, float32 sums. The CPU multiplies faster in float32.
         product_type = torch.bfloat16 if device.type == "cuda" and dtype == torch.bfloat16 else torch.float32
         self.heads, self.dim, self.rotary = heads, dim, side.rotary
-        if side.rotary is not None:
-            product_type = torch.float32
-            self._pairs = torch.tensor(side.rotary.pairs, device=device)
-            self._frequencies = [torch.tensor(x, dtype=torch.float32, device=device)
-                                 for x in (side.rotary.frequency, side.rotary.far_frequency) if x is not None]
-        self.rotation, self.read_rotation = (own("matrices", x if side.rotary else x.bfloat16()).to(device, product_type) for x in (side.rotation, side.read_rotation))
+        self.rotation, self.read_rotation = (own("matrices", x.bfloat16()).to(device, product_type) for x in (side.rotation, side.read_rotation))
         self.mean = None if side.mean is None else own("means", side.mean).float().to(device)
         self.formats = [own("formats", x) for x in (side.levels, side.step, side.sigma)]
         self._expanded = dict[tuple[int, int], Tensor]()
+        self.turn: Tensor | None = None  # of keys that are stored before RoPE, which the packer turns: on the CPU
+        if side.rotary is not None:
+            basis, inverse = (own("matrices", x.float()).contiguous() for x in (side.rotation, side.read_rotation.transpose(1, 2)))
+            near, far = (x if x is None else torch.tensor(x, dtype=torch.float32) for x in (side.rotary.frequency, side.rotary.far_frequency))
+            mean = None if side.mean is None else own("means", side.mean).float().contiguous()
+            self.turn = torch.ops.oscar.coded_turn(torch.tensor(side.rotary.pairs, dtype=torch.int32), near, basis, inverse, mean=mean, far_frequency=far)
 
-    def turned(self, rows: Tensor, positions: Tensor, back: bool) -> Tensor:
-        """Rows (tokens, heads, d) as keys turn at these positions (tokens), or as they were before: float32."""
-        far = len(self._frequencies) > 1 and int(positions.max()) >= self.rotary.near_context
-        frequency, pairs = self._frequencies[far], self._pairs
-        angles = positions.to(rows.device, torch.float32)[:, None, None] * frequency
-        cosine, sine = angles.cos(), angles.sin() * (-1 if back else 1)
-        x, y = rows.float()[..., pairs[:, 0]], rows.float()[..., pairs[:, 1]]
-        out = torch.empty_like(rows, dtype=torch.float32)
-        out[..., pairs[:, 0]], out[..., pairs[:, 1]] = x * cosine - y * sine, x * sine + y * cosine
-        return out
-
-    def stored(self, native: Tensor, positions: Tensor | None = None) -> Tensor:
-        """bfloat16. positions: of the tokens, which keys that are stored before RoPE need."""
-        if self.rotary is not None:
-            native = self.turned(native, positions, back=True)
+    def stored(self, native: Tensor) -> Tensor:
+        """bfloat16; keys that are stored before RoPE stay as they are until they are packed."""
+        if self.turn is not None:
+            return native.bfloat16()
         rows = native if self.mean is None else native.float() - self.mean
-        rows = rows.float() if self.rotary is not None else rows.bfloat16()
-        return self._product(rows.to(self.rotation.dtype), self.rotation).bfloat16()
+        return self._product(rows.bfloat16().to(self.rotation.dtype), self.rotation).bfloat16()
 
-    def native(self, stored: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Of rows of KV heads or outputs of query heads, values of bfloat16: float32. positions: as in stored()."""
+    def native(self, stored: Tensor) -> Tensor:
+        """Of rows of KV heads or outputs of query heads, values of bfloat16: float32."""
+        if self.turn is not None:
+            return stored.float()
         heads = stored.shape[1]
         rows = self._product(stored.to(self.read_rotation.dtype), self._of_heads(self.read_rotation, heads).transpose(-1, -2)).float()
-        rows = rows if self.mean is None else rows + self._of_heads(self.mean, heads)
-        return rows if self.rotary is None else self.turned(rows, positions, back=False)
+        return rows if self.mean is None else rows + self._of_heads(self.mean, heads)
 
     def queries(self, native: Tensor) -> Tensor:
         """Queries for stored keys, bfloat16; scores of a query are off by one constant if keys are centred."""
@@ -120,17 +110,26 @@ class PackedSlots:
             layout, tables = torch.ops.oscar.coded_layout(*(x for both in zip(*formats) for x in both), for_gpu=pages.type == "cuda")
         except RuntimeError as error:
             raise ValueError(str(error).splitlines()[0]) from error
-        self._layout, self._tables = layout.tolist(), tables.to(pages)
+        self._layout, self._tables, turn = layout.tolist(), tables.to(pages), self.sides[0].turn
+        self._turn = turn if turn is None else turn.to(pages)
         self.bytes = self._layout[5]  # of a token
 
-    def write(self, cache: Tensor, slots: Tensor, stored: Tensor) -> None:
+    def write(self, cache: Tensor, slots: Tensor, stored: Tensor, positions: Tensor | None = None, length: int = 0) -> None:
         """cache: uint8 (pages, 1, tokens, bytes); slots: int32 (tokens), negative ones are not written; stored: keys and values as stored,
-        bfloat16 (2, tokens, heads, d), packed into the slots."""
-        torch.ops.oscar.coded_pack(slots, cache[:, 0], self._layout, self._tables, k=stored[0], v=stored[1])
+        bfloat16 (2, tokens, heads, d), packed into the slots. positions (tokens) and length, of the tokens and of their text: for keys that
+        are stored before RoPE."""
+        torch.ops.oscar.coded_pack(slots, cache[:, 0], self._layout, self._tables, k=stored[0], v=stored[1], **self._turned(positions, length))
 
-    def unpack(self, cache: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """The inverse, into bfloat16 (tokens, heads, d), any strides but of channels."""
-        torch.ops.oscar.coded_unpack(slots, cache[:, 0], self._layout, self._tables, k=keys, v=values)
+    def unpack(self, cache: Tensor, slots: Tensor, keys: Tensor, values: Tensor, positions: Tensor | None = None, length: int = 0) -> None:
+        """The inverse, into bfloat16 (tokens, heads, d), any strides but of channels. positions and length: where the keys are read now."""
+        torch.ops.oscar.coded_unpack(slots, cache[:, 0], self._layout, self._tables, k=keys, v=values, **self._turned(positions, length))
+
+    def _turned(self, positions: Tensor | None, length: int) -> dict[str, Any]:
+        """All keys of a text turn by its length, also those that came before it was so long."""
+        if self._turn is None:
+            return {}
+        return {"k_turn": self._turn, "k_positions": positions.to(self._turn.device, torch.int32),
+                "k_far": 0 < self.sides[0].rotary.near_context < length}
 
     def decode(self, cache: Tensor, q: Tensor, windows: list[Tensor], tables: tuple[Tensor, ...], scaling: float,
                stream: int = 0) -> tuple[Tensor, Tensor]:
@@ -149,28 +148,30 @@ class PackedSlots:
         matrices = key.rotation, value.rotation, key.read_rotation, value.read_rotation.transpose(1, 2)
         return [x.bfloat16().contiguous() for x in matrices], [x if x is None else x.contiguous() for x in (key.mean, value.mean)]
 
-    def stored(self, keys: Tensor, values: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Native rows (tokens, heads, d) as write() takes them. positions: of the tokens, which keys that are stored before RoPE need."""
-        return torch.stack([side.stored(x, positions) for side, x in zip(self.sides, (keys, values))])
+    def stored(self, keys: Tensor, values: Tensor) -> Tensor:
+        """Native rows (tokens, heads, d) as write() takes them."""
+        return torch.stack([side.stored(x) for side, x in zip(self.sides, (keys, values))])
 
-    def native(self, stored: Tensor, positions: Tensor | None = None) -> list[Tensor]:
+    def native(self, stored: Tensor) -> list[Tensor]:
         """The inverse, of (2, tokens, heads, d): keys and values, float32."""
-        return [side.native(x, positions) for side, x in zip(self.sides, stored)]
+        return [side.native(x) for side, x in zip(self.sides, stored)]
 
-    def page_of(self, keys: Tensor, values: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Native rows (tokens, heads, d) as one page of so many tokens: its bytes. positions: as in stored()."""
+    def page_of(self, keys: Tensor, values: Tensor, positions: Tensor | None = None, length: int = 0) -> Tensor:
+        """Native rows (tokens, heads, d) as one page of so many tokens: its bytes. positions, length: as in write()."""
         page = torch.zeros(1, 1, len(keys), self.bytes, dtype=torch.uint8, device=keys.device)
         if len(keys):
-            self.write(page, torch.arange(len(keys), dtype=torch.int32, device=keys.device), self.stored(keys, values, positions))
+            slots = torch.arange(len(keys), dtype=torch.int32, device=keys.device)
+            self.write(page, slots, self.stored(keys, values), positions, length)
         return page.flatten()
 
-    def rows_of(self, page: Tensor, positions: Tensor | None = None) -> list[Tensor]:
-        """The inverse, at these positions: keys and values, float32."""
+    def rows_of(self, page: Tensor, positions: Tensor | None = None, length: int = 0) -> list[Tensor]:
+        """The inverse: keys and values, float32. positions, length: as in unpack()."""
         tokens = len(page) // self.bytes
         stored = torch.empty(2, tokens, self.heads, self.dim, dtype=torch.bfloat16, device=page.device)
         if tokens:
-            self.unpack(page.view(1, 1, tokens, self.bytes), torch.arange(tokens, dtype=torch.int32, device=page.device), *stored)
-        return self.native(stored, positions)
+            slots = torch.arange(tokens, dtype=torch.int32, device=page.device)
+            self.unpack(page.view(1, 1, tokens, self.bytes), slots, *stored, positions, length)
+        return self.native(stored)
 
     def of_rank(self, cache: Tensor) -> Tensor:
         """What these tokens take of pages (pages, 1, tokens, bytes) whose slots have room for those of any rank."""

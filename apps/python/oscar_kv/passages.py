@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
-from .packed_layer import PackedSlots, slots_of
+from .packed_layer import PackedSlots
 from .served_model import check_for_model
 from .sets import SetPart, read_set
 
@@ -49,8 +49,8 @@ class Passage:
                 raise ValueError(f"the set stores the keys of layer {i} after RoPE, where they stay at their positions; fit one with "
                                  "--keys before-rope")
             keys, values = (x[0, :, begin:end].transpose(0, 1) for x in (layer.keys, layer.values))
-            self._slots.append(slots_of(part.codec, part.layers[i], *keys.shape[1:], keys.device, keys.dtype))
-            self.pages.append(self._slots[i].page_of(keys, values, positions))
+            self._slots.append(PackedSlots(part.layers[i], *keys.shape[1:], keys.device, keys.dtype))
+            self.pages.append(self._slots[i].page_of(keys, values, positions, cache.get_seq_length()))
             self._types.append(keys.dtype)
 
     def append_to(self, cache: Cache) -> None:
@@ -58,7 +58,7 @@ class Passage:
         first = cache.get_seq_length()
         positions = torch.arange(first, first + self.length)
         for i, (slots, page) in enumerate(zip(self._slots, self.pages)):
-            keys, values = (x.to(self._types[i]).transpose(0, 1)[None] for x in slots.rows_of(page, positions))
+            keys, values = (x.to(self._types[i]).transpose(0, 1)[None] for x in slots.rows_of(page, positions, first + self.length))
             cache.update(keys, values, i)
 
     def nbytes(self) -> int:
