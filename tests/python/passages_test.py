@@ -1,21 +1,29 @@
 # SPDX-License-Identifier: MIT
-"""Passages of oscar_kv, packed at one place and read at another: passages_test.py [PassageTest.test_…]"""
+"""Passages of oscar_kv, packed at one place and read at another: passages_test.py [PassageTest.test_…]
+
+On a GPU by the kernels if OSCAR_TEST_DEVICE=cuda, exit status 77 if there is none.
+"""
+import sys
 import unittest
 
-from sample_sets import GOLDEN, MODEL, sample_set
-
-import numpy as np
-import oscar_kv
-import torch
-import transformers
+try:
+    import numpy as np
+    import oscar_kv
+    import torch
+    import transformers
+    from on_device import DEVICE
+    from sample_sets import GOLDEN, MODEL, sample_set
+except ImportError as missing:
+    print(f"skipped: {missing}; run scripts/setup.sh --tests")
+    sys.exit(77)
 
 torch.set_num_threads(1)
-IDS = torch.from_numpy(np.load(GOLDEN / "tokens_eval.npy")[:2, :600]).long()
+IDS = torch.from_numpy(np.load(GOLDEN / "tokens_eval.npy")[:2, :600]).long().to(DEVICE)
 
 
 def rotated(keys, by, theta, dim):
     """Keys (1, heads, tokens, d) at positions further by so many, in float64: halves of a head turn together."""
-    angles = by * theta ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    angles = by * theta ** (-torch.arange(0, dim, 2, dtype=torch.float64, device=DEVICE) / dim)
     x, y = keys.double().chunk(2, -1)
     return torch.cat([x * angles.cos() - y * angles.sin(), x * angles.sin() + y * angles.cos()], -1)
 
@@ -23,7 +31,7 @@ def rotated(keys, by, theta, dim):
 class PassageTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.model = transformers.AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
+        cls.model = transformers.AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval().to(DEVICE)
         cls.config, cls.set = cls.model.config, sample_set("coded", keys="before-rope", bits=1.25)
 
     def computed(self, ids):
