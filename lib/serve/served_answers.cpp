@@ -13,7 +13,6 @@ namespace {
 
 constexpr const char* kModels = "/v1/models";
 constexpr const char* kCompletions = "/v1/completions";
-constexpr const char* kChat = "/v1/chat/completions";
 constexpr std::size_t kMostOfNames = 1000;  // bytes that people read
 const std::string kMore = "\xE2\x80\xA6";   // behind them: …
 /// As many as OpenAI's interface gives.
@@ -57,17 +56,13 @@ std::int32_t TokenNames::id(const std::string& name) const {
   return found != ids_.end() ? found->second : -1;
 }
 
-TokenSequence stretch_of(const TokenSequence& tokens, std::size_t first, std::size_t count) {
-  const auto begin = tokens.begin() + static_cast<std::ptrdiff_t>(first);
-  return {begin, begin + static_cast<std::ptrdiff_t>(count)};
-}
-
 std::vector<TokenSequence> cut_prompts(const std::vector<TokenSequence>& texts, int length, int most) {
   std::vector<TokenSequence> prompts;
   const auto count = static_cast<std::size_t>(length);
   for (const TokenSequence& text : texts) {
     for (std::size_t at = 0; at + count <= text.size() && std::ssize(prompts) < most; at += count) {
-      prompts.push_back(stretch_of(text, at, count));
+      const auto begin = text.begin() + static_cast<std::ptrdiff_t>(at);
+      prompts.emplace_back(begin, begin + length);
     }
   }
   return prompts;
@@ -119,17 +114,6 @@ std::vector<ServedPosition> complete(const AskServer& ask, const Json& body, std
   return positions_of(choice_of(answer, kCompletions), first, names);
 }
 
-void draw_by(Json& body, const Sampling& sampling) {
-  body["temperature"] = sampling.temperature;
-  body["seed"] = sampling.seed;
-}
-
-/// A text that may be null or missing.
-std::string text_in(const Json& object, const char* name) {
-  const auto found = object.find(name);
-  return found != object.end() && found->is_string() ? found->get<std::string>() : "";
-}
-
 Json request(const std::string& model, const TokenSequence& prompt, int max_tokens) {
   return {{"model", model},   {"prompt", prompt},    {"max_tokens", max_tokens},
           {"temperature", 0}, {"logprobs", kListed}, {"return_tokens_as_token_ids", true}};
@@ -156,39 +140,6 @@ std::vector<ServedPosition> ask_scores(const AskServer& ask, const std::string& 
   }
   positions.resize(wanted.size());
   return positions;
-}
-
-ServedText ask_text(const AskServer& ask, const std::string& model, const TokenSequence& prompt, int max_tokens,
-                    const Sampling& sampling, const TokenNames& names) {
-  Json body = request(model, prompt, max_tokens);
-  draw_by(body, sampling);
-  body["logprobs"] = 1;
-  body["ignore_eos"] = true;
-  const Json answer = ask(kCompletions, &body);
-  const Json& choice = choice_of(answer, kCompletions);
-  ServedText served{{}, member(choice, "text", Json::value_t::string, kCompletions)};
-  for (const ServedPosition& position : positions_of(choice, 0, names)) served.tokens.push_back(position.token);
-  return served;
-}
-
-ServedReply ask_reply(const AskServer& ask, const std::string& model, const std::string& question, int max_tokens,
-                      const Sampling& sampling) {
-  Json body = {{"model", model}, {"messages", {{{"role", "user"}, {"content", question}}}}, {"max_tokens", max_tokens}};
-  draw_by(body, sampling);
-  const Json answer = ask(kChat, &body);
-  const Json& choice = choice_of(answer, kChat);
-  const Json& message = member(choice, "message", Json::value_t::object, kChat);
-  const Json& usage = member(answer, "usage", Json::value_t::object, kChat);
-  const auto tokens = usage.find("completion_tokens");
-  if (tokens == usage.end() || !tokens->is_number_integer()) {
-    not_this_interface("the answer does not say how many tokens it has", kChat);
-  }
-  // What reasoning is called differs: vLLM and SGLang of 2025, and vLLM since.
-  const std::string content = text_in(message, "content");
-  const bool answered =
-      text_in(choice, "finish_reason") == "stop" && content.find_first_not_of(" \t\r\n") != std::string::npos;
-  return {text_in(message, "reasoning_content") + text_in(message, "reasoning") + content, tokens->get<std::int64_t>(),
-          answered};
 }
 
 }  // namespace oscar::serve

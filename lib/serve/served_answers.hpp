@@ -3,8 +3,6 @@
 // logarithms of the probabilities that it lists at every position. How bytes get there is the caller's business.
 //   GET  /v1/models       {"data": [{"id": "NAME"}, ...]}
 //   POST /v1/completions  {"model", "prompt": [ids], "max_tokens", "temperature": 0, "logprobs": 5, "echo", ...}
-//   POST /v1/chat/completions
-//                         {"model", "messages": [{"role": "user", "content"}], "max_tokens", "temperature", "seed"}
 // Non-goals: chat templates of our own, streaming.
 #pragma once
 
@@ -41,27 +39,6 @@ struct ServedPosition {
   std::vector<std::pair<std::int32_t, double>> log_probabilities;  // of the tokens that it lists, each once
 };
 
-/// How a server draws tokens. It keeps to a seed only as far as its arithmetic gives the same numbers twice.
-struct Sampling {
-  double temperature = 0;
-  int seed = 0;
-};
-
-/// A continuation that goes on past the model's end of text.
-struct ServedText {
-  TokenSequence tokens;  // as many as have an id
-  std::string text;
-};
-
-/// An answer to a question that went through the server's chat template.
-struct ServedReply {
-  std::string text;         // reasoning that the server keeps apart comes first
-  std::int64_t tokens = 0;  // as the server counts them
-  bool answered = false;    // it ended by itself before max_tokens, and has more than spaces beside the reasoning
-};
-
-/// [first, first + count) of tokens.
-[[nodiscard]] TokenSequence stretch_of(const TokenSequence& tokens, std::size_t first, std::size_t count);
 /// Stretches of the texts that follow each other, of `length` tokens each, `most` at most.
 [[nodiscard]] std::vector<TokenSequence> cut_prompts(const std::vector<TokenSequence>& texts, int length, int most);
 
@@ -80,13 +57,5 @@ struct ServedReply {
 [[nodiscard]] std::vector<ServedPosition> ask_scores(const AskServer& ask, const std::string& model,
                                                      const TokenSequence& tokens, std::size_t first,
                                                      const TokenNames& names);
-
-/// `max_tokens` tokens that follow a prompt. Throws DataError as ask_continuation.
-[[nodiscard]] ServedText ask_text(const AskServer& ask, const std::string& model, const TokenSequence& prompt,
-                                  int max_tokens, const Sampling& sampling, const TokenNames& names);
-
-/// Throws DataError for an answer that is not of this interface.
-[[nodiscard]] ServedReply ask_reply(const AskServer& ask, const std::string& model, const std::string& question,
-                                    int max_tokens, const Sampling& sampling);
 
 }  // namespace oscar::serve

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The tables of tests/bench/README.md from what bench_real_model.py and real_model_generate.py kept."""
+"""The tables of tests/bench/README.md from what bench_real_model.py kept."""
 
 
 def table(head, rows):
@@ -73,14 +73,6 @@ def quote_table(document):
     return table(head, lines) if rows else ""
 
 
-def generation_table(document):
-    rows = document.get("generation", [])
-    head = ["generated, greedy", "equal tokens before the first difference", "agreement", "repetition", "unanswered"]
-    lines = [[row["name"], f"{row['first_difference']:.0f}", f"{row['agreement']:.3f}", f"{row['repetition']:.3f}",
-              f"{row['unanswered']:.3f}"] for row in rows]
-    return table(head, lines) if rows else ""
-
-
 def long_table(document):
     rows = document.get("long", [])
     lines = [[row["name"], row["on"].upper(), f"{row['kld']:.4f}", f"{row['kld_by_position'][-1][2]:.4f}", hits(row)] for row in rows]
@@ -96,8 +88,7 @@ def tasks_table(document):
 
 
 TABLES = {"main": main_table, "domains": domain_table, "positions": position_table, "quotations": quote_table,
-          "long": long_table, "tasks": tasks_table,
-          "generation": generation_table}
+          "long": long_table, "tasks": tasks_table}
 
 
 def render(document, name=None):

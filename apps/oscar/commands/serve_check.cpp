@@ -4,9 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <iterator>
 #include <memory>
-#include <optional>
 
 #include "base/errors.hpp"
 #include "base/text.hpp"
@@ -16,7 +14,6 @@
 #include "model_input.hpp"
 #include "options.hpp"
 #include "remote/curl_call.hpp"
-#include "serve/long_check.hpp"
 #include "set/set_folder.hpp"
 
 namespace oscar {
@@ -27,8 +24,6 @@ struct ServeCheckCommand {
   std::string url, reference, reader;
   ModelInput input;
   ServeCheckOptions options;
-  std::string long_reference, save_long;  // of --long: an address, or a file of --save-long
-  serve::LongOptions long_options;
   double timeout_seconds = 300;
 };
 
@@ -53,11 +48,7 @@ serve::AskServer asker(const StoreLocation& server, double timeout_seconds, Stat
     const HttpAnswer answer = call_http(server, call, {.timeout_seconds = timeout_seconds}, status);
     if (answer.status == 200) return parse_json(answer.body, call.url);
     throw TransportError(fmt::format("the server answered HTTP {}: {}", answer.status, answer.body.substr(0, 200)),
-                         call.url,
-                         path.ends_with("/chat/completions")
-                             ? "a server of a model without a chat template cannot answer questions: leave them out by "
-                               "--questions 0"
-                             : "check the address, and that OPENAI_API_KEY is the server's key if it needs one");
+                         call.url, "check the address, and that OPENAI_API_KEY is the server's key if it needs one");
   };
 }
 
@@ -120,137 +111,35 @@ std::string summary(const ServeCheckReport& r) {
   return text;
 }
 
-/// A table, a line for each figure.
-std::string long_summary(const std::vector<serve::LongFigure>& figures, const serve::LongTask& task) {
-  std::string text = fmt::format("long answers: {} and {}\n", plural(std::ssize(task.prompts), "passage"),
-                                 plural(std::ssize(task.questions), "question"));
-  text += fmt::format("  {:<11}{:>10}{:>10}{:>12}  {:<18} {}\n", "", "reference", "server", "difference", "95 %", "");
-  for (const serve::LongFigure& f : figures) {
-    text += fmt::format("  {:<11}{:>10.4g}{:>10.4g}{:>+12.3f}  {:<18} {}\n", f.name, f.reference, f.server,
-                        f.difference, fmt::format("{:+.3f} to {:+.3f}", f.interval.low, f.interval.high), f.verdict());
+void check(const ServeCheckCommand& c, Context& context) {
+  if (c.options.min_kl > c.options.max_kl) {
+    throw UsageError("--min-kl is above --max-kl", "--min-kl", "give two limits that leave room between them");
   }
-  return text;
+  Status& status = *context.status;
+  const StoreLocation server = server_of(c.url, "--url");
+  const serve::AskServer ask = asker(server, c.timeout_seconds, status);
+  const ServedSet set = served_set(c.rotations, c.reader, ask, status);
+  const auto backend = make_backend(context.common.device, status);
+  std::unique_ptr<ModelRunner> runner;
+  ServeReference reference;
+  if (c.reference.empty()) {
+    runner = open_exact_model(c.input, context);
+    reference.runner = runner.get();
+  } else {
+    reference.ask = asker(server_of(c.reference, "--reference"), c.timeout_seconds, status);
+  }
+  const serve::TokenNames names(c.input.model);
+  const std::vector<TokenSequence> texts = read_sequences(c.input, read_model_config(c.input.model), status);
+  const ServeCheckReport report = check_server(ask, names, reference, texts, set, c.options, *backend, status);
+  warn_of_few(report, status);
+  Json document = to_json(report, c.options);
+  document["url"] = server.url;
+  if (!c.reference.empty()) document["reference"] = server_of(c.reference, "--reference").url;
+  validate_json(document, "oscar.serve_check.v1", "the report");
+  if (!context.common.json_to_stdout) print(summary(report));
+  emit_json(context, document);
+  if (!report.accepted) context.exit_code = 3;
 }
-
-/// Throws UsageError for numbers of questions or tokens that give no interval, or hold no passage.
-void require_enough(const ServeCheckCommand& c) {
-  const int questions = c.long_options.questions;
-  if (questions > 0 && questions < serve::kFewestLong) {
-    throw UsageError(fmt::format("{} say nothing", plural(questions, "question")), "--questions",
-                     fmt::format("give 0, or {} and more", serve::kFewestLong));
-  }
-  // A passage at a quarter of its prompt has to end in it.
-  const int least = 2 * (serve::kCueTokens + serve::kQuotedTokens);
-  if (c.options.prompt_tokens < least) {
-    throw UsageError("prompts are too short to hold a passage", "--prompt-tokens",
-                     fmt::format("give {} or more", least));
-  }
-}
-
-/// What long answers are compared with.
-struct LongReference {
-  std::string name;  // an address without credentials, or a file
-  serve::LongTask task;
-  std::optional<serve::LongAnswers> kept;
-  serve::AskServer ask;  // where none are kept
-};
-
-/// A command with what it talks to.
-class ServeCheck {
- public:
-  ServeCheck(ServeCheckCommand& command, Context& context)
-      : c_(command),
-        context_(context),
-        status_(*context.status),
-        server_(server_of(c_.url, "--url")),
-        ask_(asker(server_, c_.timeout_seconds, status_)) {}
-
-  void run() {
-    if (c_.options.min_kl > c_.options.max_kl) {
-      throw UsageError("--min-kl is above --max-kl", "--min-kl", "give two limits that leave room between them");
-    }
-    c_.long_options.prompt_tokens = c_.options.prompt_tokens;
-    if (!c_.long_reference.empty() || !c_.save_long.empty()) require_enough(c_);
-    if (!c_.save_long.empty()) return save();
-    if (c_.rotations.empty()) {
-      throw UsageError("no set", "SET", "name the set that the server should use");
-    }
-    check();
-  }
-
- private:
-  [[nodiscard]] std::vector<TokenSequence> texts() const {
-    return read_sequences(c_.input, read_model_config(c_.input.model), status_);
-  }
-
-  /// Asks the server and writes its answers to the file of --save-long.
-  void save() {
-    const serve::LongTask task = serve::make_long_task(texts(), c_.long_options);
-    const serve::LongAnswers answers = serve::ask_long(ask_, c_.options.served_model, serve::TokenNames(c_.input.model),
-                                                       task, c_.long_options, status_);
-    const Json document = serve::to_json(answers, c_.long_options, server_.url);
-    validate_json(document, "oscar.serve_reference.v1", "the answers");
-    write_json(c_.save_long, document);
-    emit_json(context_, document);
-  }
-
-  /// Before anything is asked.
-  [[nodiscard]] std::optional<LongReference> long_reference(const std::vector<TokenSequence>& texts) const {
-    if (c_.long_reference.empty()) return std::nullopt;
-    LongReference reference{c_.long_reference, serve::make_long_task(texts, c_.long_options), {}, {}};
-    if (std::filesystem::exists(c_.long_reference)) {
-      reference.kept =
-          serve::kept_answers(read_json(c_.long_reference), reference.task, c_.long_options, c_.long_reference);
-    } else {
-      const StoreLocation server = server_of(c_.long_reference, "--long");
-      reference.name = server.url;
-      reference.ask = asker(server, c_.timeout_seconds, status_);
-    }
-    return reference;
-  }
-
-  void check() {
-    const ServedSet set = served_set(c_.rotations, c_.reader, ask_, status_);
-    const auto backend = make_backend(context_.common.device, status_);
-    std::unique_ptr<ModelRunner> runner;
-    ServeReference reference;
-    if (c_.reference.empty()) {
-      runner = open_exact_model(c_.input, context_);
-      reference.runner = runner.get();
-    } else {
-      reference.ask = asker(server_of(c_.reference, "--reference"), c_.timeout_seconds, status_);
-    }
-    const serve::TokenNames names(c_.input.model);
-    const std::vector<TokenSequence> sequences = texts();
-    const std::optional<LongReference> exact = long_reference(sequences);
-    ServeCheckReport report = check_server(ask_, names, reference, sequences, set, c_.options, *backend, status_);
-    std::vector<serve::LongFigure> figures;
-    if (exact) {
-      const auto ask_long = [&](const serve::AskServer& ask, const std::string& model) {
-        return serve::ask_long(ask, model, names, exact->task, c_.long_options, status_);
-      };
-      const serve::LongAnswers wanted = exact->kept ? *exact->kept : ask_long(exact->ask, "");
-      figures = serve::compare_long(ask_long(ask_, report.served_model), wanted);
-      std::ranges::copy(serve::why_worse(figures), std::back_inserter(report.reasons));
-      report.accepted = report.reasons.empty();
-    }
-    warn_of_few(report, status_);
-    Json document = to_json(report, c_.options);
-    if (exact) document["long"] = serve::to_json(figures, exact->task, c_.long_options, exact->name);
-    document["url"] = server_.url;
-    if (!c_.reference.empty()) document["reference"] = server_of(c_.reference, "--reference").url;
-    validate_json(document, "oscar.serve_check.v1", "the report");
-    if (!context_.common.json_to_stdout) print((exact ? long_summary(figures, exact->task) : "") + summary(report));
-    emit_json(context_, document);
-    if (!report.accepted) context_.exit_code = 3;
-  }
-
-  ServeCheckCommand& c_;
-  Context& context_;
-  Status& status_;
-  StoreLocation server_;
-  serve::AskServer ask_;
-};
 
 void add_check_options(CLI::App& command, ServeCheckCommand& c) {
   const auto add = [&](const char* group, const char* name, auto& value, const char* help) {
@@ -282,52 +171,15 @@ void add_check_options(CLI::App& command, ServeCheckCommand& c) {
       ->check(kNonNegative)
       ->needs(reference);
   add(more, "--timeout", c.timeout_seconds, "Seconds to wait for a silent server")->check(kPositive);
-
-  const char *const shown = "Long answers", *const more_long = "More about long answers";
-  CLI::Option* const long_answers = command.add_option(
-      "--long", c.long_reference,
-      "Compare long answers, too, with those of this server in bfloat16 (an address), or with those that --save-long "
-      "kept of one (a FILE)");
-  long_answers->type_name("URL|FILE")->group(shown);
-  writes(
-      command.add_option("--save-long", c.save_long, "Keep this server's long answers for --long, and check nothing"))
-      ->type_name("FILE")
-      ->excludes(long_answers)
-      ->group(shown);
-  add(more_long, "--passages", c.long_options.passages, "Texts to go on from, and to quote a passage of")
-      ->check(CLI::Range(serve::kFewestLong, 4096));
-  add(more_long, "--questions", c.long_options.questions, "Questions to answer in chat; 0: none")
-      ->check(CLI::Range(0, 4096));
-  add(more_long, "--long-tokens", c.long_options.long_tokens, "To be written before a passage is quoted")
-      ->check(kPositive);
-  add(more_long, "--answer-tokens", c.long_options.answer_tokens, "Most for an answer")->check(kPositive);
-  add(more_long, "--temperature", c.long_options.temperature, "Of all that is not quoted")->check(kNonNegative);
-}
-
-/// Refuses what only checks, or only long answers, take.
-void check_usage(const CLI::App& command, const ServeCheckCommand& c) {
-  if (!c.save_long.empty()) {
-    refuse_given(command,
-                 {"SET", "--reference", "--for", "--prompts", "--needles", "--generate", "--min-ratio", "--max-ratio",
-                  "--min-agreement"},
-                 "--save-long checks nothing");
-  } else if (c.long_reference.empty()) {
-    refuse_given(command, {"--passages", "--questions", "--long-tokens", "--answer-tokens", "--temperature"},
-                 "there are no long answers without --long or --save-long");
-  }
 }
 
 }  // namespace
 
 void register_serve_check(CLI::App& app, Context& context) {
   CLI::App* command = app.add_subcommand("serve-check", "Find out whether a running server uses a set");
-  command->footer(
-      "Examples:\n"
-      "  oscar serve-check set --url http://localhost:30000 --model Qwen3-8B\n"
-      "  oscar serve-check --url http://localhost:30000 --model Qwen3-8B --save-long bf16.json\n"
-      "  oscar serve-check set --url http://localhost:30000 --model Qwen3-8B --long bf16.json");
+  command->footer("Example:\n  oscar serve-check set --url http://localhost:30000 --model Qwen3-8B");
   auto options = std::make_shared<ServeCheckCommand>();
-  command->add_option("SET", options->rotations, "The set that it should use; without it only --save-long");
+  command->add_option("SET", options->rotations, "The set that it should use")->required();
   command
       ->add_option("--url", options->url, "Of a server with OpenAI's completions interface, like http://localhost:8000")
       ->required();
@@ -341,10 +193,7 @@ void register_serve_check(CLI::App& app, Context& context) {
   command->remove_option(command->get_option("--layers"));
   add_check_options(*command, *options);
   add_json_option(*command, context);
-  command->callback([options, command, &context] {
-    check_usage(*command, *options);
-    ServeCheck(*options, context).run();
-  });
+  command->callback([options, &context] { check(*options, context); });
 }
 
 }  // namespace oscar
