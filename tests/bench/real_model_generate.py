@@ -3,7 +3,7 @@
 
 real_model_generate.py --model FILE.gguf --texts DIR --results FILE.json --sets DIR [--device cuda] [--prompts N] [--tokens N]
                        [--only NAME[=FOLDER] ...]
-Greedy continuations of 1,024 tokens of text, through transformers and oscar_kv.PackedCache, beside transformers' own bfloat16
+Greedy continuations of 1,024 tokens of text, through transformers and oscar_kv.PackedCache, which reads coded parts, beside transformers' own bfloat16
 cache. The figures go into FILE.json under "generation":
   first_difference  mean number of tokens that equal bf16's before the first that does not (at most --tokens)
   agreement         share of positions at which both wrote the same token
@@ -81,7 +81,7 @@ def main():
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--only", nargs="*", help="names of recipes, and folders in --sets of those that the results lack; "
-                        "default: all in the results")
+                        "default: all of the coded cache in the results")
     options = parser.parse_args()
     load = {"pretrained_model_name_or_path": options.model.parent, "gguf_file": options.model.name}
     tokenizer = transformers.AutoTokenizer.from_pretrained(**load)
@@ -110,11 +110,11 @@ def main():
 
     exact, row = run("bf16", lambda: transformers.DynamicCache(config=model.config), None, "bf16")
     keep(row)
-    folders = {recipe["name"]: recipe["set"] for recipe in document["recipes"]}
+    folders = {recipe["name"]: recipe["set"] for recipe in document["recipes"] if recipe["name"].startswith("`coded`")}
     for wanted in options.only or list(folders):
         name, _, folder = wanted.partition("=")
-        rotations = oscar_kv.read_set(options.sets / (folder or folders[name]))
-        keep(run(name, lambda: oscar_kv.PackedCache(rotations, model.config, exact_prompt=True), exact, "PackedCache")[1])
+        part = oscar_kv.read_set(options.sets / (folder or folders[name]))
+        keep(run(name, lambda: oscar_kv.PackedCache(part, model.config, exact_prompt=True), exact, "PackedCache")[1])
 
 
 if __name__ == "__main__":
