@@ -287,26 +287,20 @@ void coded_unpack(const Tensor& slots, const Tensor& pages, const Numbers& numbe
       [&] { on_cpu::coded_unpack(args, layer_of(layout, tables)); });
 }
 
-struct DecodeCall {
-  oscar_coded_decode_args args{};
-  int32_t tokens = 1;
-
-  [[nodiscard]] int64_t workspace_bytes() const {
-    const auto bytes = static_cast<int64_t>(oscar_coded_decode_tokens_workspace(&args, tokens));
-    if (bytes <= 0) fail("coded_decode: ", oscar_last_error());
-    return bytes;
-  }
-};
+int64_t workspace_bytes(const oscar_coded_decode_args& args) {
+  const auto bytes = static_cast<int64_t>(oscar_coded_decode_workspace(&args));
+  if (bytes <= 0) fail("coded_decode: ", oscar_last_error());
+  return bytes;
+}
 
 /// All but outputs and workspace.
-DecodeCall decode_of(const Tensor& q, const Tensor& pages, const Numbers& numbers, const Tensor& tables,
-                     const Tensor& page_table, const Tensor& lengths, const Tensor& k_window, const Tensor& v_window,
-                     const Tensor& window_pages, const Tensor& window_lengths, std::optional<double> softmax_scale,
-                     int64_t split_batch) {
+oscar_coded_decode_args decode_of(const Tensor& q, const Tensor& pages, const Numbers& numbers, const Tensor& tables,
+                                  const Tensor& page_table, const Tensor& lengths, const Tensor& k_window,
+                                  const Tensor& v_window, const Tensor& window_pages, const Tensor& window_lengths,
+                                  std::optional<double> softmax_scale, int64_t split_batch) {
   check_tensor(q, "q", q, q.dim() == 4 ? 4 : 3, ScalarType::BFloat16);
   if (!q.is_contiguous()) fail("q is not contiguous");
-  DecodeCall call;
-  oscar_coded_decode_args& args = call.args;
+  oscar_coded_decode_args args{};
   args.layout = layout_of(numbers, tables, q);
   const int64_t heads = args.layout.num_kv_heads, dim = args.layout.head_dim;
   if (q.size(-1) != dim) fail("q has ", q.size(-1), " channels a head, not ", dim);
@@ -314,7 +308,7 @@ DecodeCall decode_of(const Tensor& q, const Tensor& pages, const Numbers& number
   check_tensor(k_window, "k_window", q, 4, ScalarType::BFloat16);
   check_tensor(v_window, "v_window", q, 4, ScalarType::BFloat16);
   if (!(k_window.size(3) == dim && v_window.size(3) == dim)) fail("rows of the window are not ", dim, " wide");
-  if (q.dim() == 4) call.tokens = static_cast<int32_t>(q.size(1));
+  args.query_tokens = q.dim() == 4 ? static_cast<int32_t>(q.size(1)) : 1;
   args.batch = static_cast<int32_t>(q.size(0)), args.num_q_heads = static_cast<int32_t>(q.size(-2));
   args.softmax_scale = static_cast<float>(softmax_scale.value_or(1 / std::sqrt(static_cast<double>(dim))));
   args.split_batch = static_cast<int32_t>(split_batch), args.q = q.data_ptr();
@@ -322,17 +316,17 @@ DecodeCall decode_of(const Tensor& q, const Tensor& pages, const Numbers& number
   args.history = table_of(page_table, "page_table", lengths, q, pages.size(1));
   args.k_window = rows_of(k_window, "k_window", heads), args.v_window = rows_of(v_window, "v_window", heads);
   args.window = table_of(window_pages, "window_pages", window_lengths, q, k_window.size(1));
-  return call;
+  return args;
 }
 
-int64_t coded_decode_workspace(const Tensor& q, const Tensor& pages, const Numbers& numbers, const Tensor& tables,
-                               const Tensor& page_table, const Tensor& lengths, const Tensor& k_window,
-                               const Tensor& v_window, const Tensor& window_pages, const Tensor& window_lengths,
-                               std::optional<double> softmax_scale, int64_t split_batch) {
+[[maybe_unused]] int64_t coded_decode_workspace(const Tensor& q, const Tensor& pages, const Numbers& numbers,
+                                                const Tensor& tables, const Tensor& page_table, const Tensor& lengths,
+                                                const Tensor& k_window, const Tensor& v_window,
+                                                const Tensor& window_pages, const Tensor& window_lengths,
+                                                std::optional<double> softmax_scale, int64_t split_batch) {
   const torch::stable::accelerator::DeviceGuard guard(q.get_device_index());
-  return decode_of(q, pages, numbers, tables, page_table, lengths, k_window, v_window, window_pages, window_lengths,
-                   softmax_scale, split_batch)
-      .workspace_bytes();
+  return workspace_bytes(decode_of(q, pages, numbers, tables, page_table, lengths, k_window, v_window, window_pages,
+                                   window_lengths, softmax_scale, split_batch));
 }
 
 /// out float32 of q's shape, lse float32 without the last dimension. workspace: bytes that were zeroed once, reused by
@@ -342,21 +336,20 @@ std::tuple<Tensor, Tensor> coded_decode(const Tensor& q, const Tensor& pages, co
                                         const Tensor& k_window, const Tensor& v_window, const Tensor& window_pages,
                                         const Tensor& window_lengths, std::optional<double> softmax_scale,
                                         int64_t split_batch, const std::optional<Tensor>& workspace) {
-  DecodeCall call = decode_of(q, pages, numbers, tables, page_table, lengths, k_window, v_window, window_pages,
-                              window_lengths, softmax_scale, split_batch);
+  oscar_coded_decode_args args = decode_of(q, pages, numbers, tables, page_table, lengths, k_window, v_window,
+                                           window_pages, window_lengths, softmax_scale, split_batch);
   const auto sizes = q.sizes();
   const Tensor out = torch::stable::new_empty(q, sizes, ScalarType::Float);
   const Tensor lse = torch::stable::new_empty(q, {sizes.data(), sizes.size() - 1}, ScalarType::Float);
-  call.args.out = out.mutable_data_ptr<float>(), call.args.lse = lse.mutable_data_ptr<float>();
+  args.out = out.mutable_data_ptr<float>(), args.lse = lse.mutable_data_ptr<float>();
   std::optional<Tensor> space = workspace;
   const auto on_gpu = [&](void* stream) {
-    if (!space) space = torch::stable::new_zeros(q, {call.workspace_bytes()}, ScalarType::Byte);
+    if (!space) space = torch::stable::new_zeros(q, {workspace_bytes(args)}, ScalarType::Byte);
     check_tensor(*space, "workspace", q, 1, ScalarType::Byte);
-    call.args.workspace = space->data_ptr(), call.args.workspace_bytes = static_cast<std::size_t>(space->numel());
-    return oscar_coded_decode_tokens(&call.args, call.tokens, stream);
+    args.workspace = space->data_ptr(), args.workspace_bytes = static_cast<std::size_t>(space->numel());
+    return oscar_coded_decode(&args, stream);
   };
-  compute(q, "coded_decode", on_gpu,
-          [&] { on_cpu::coded_decode(call.args, call.tokens, layer_of(call.args.layout, tables)); });
+  compute(q, "coded_decode", on_gpu, [&] { on_cpu::coded_decode(args, layer_of(args.layout, tables)); });
   return {out, lse};
 }
 

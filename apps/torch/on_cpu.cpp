@@ -6,7 +6,6 @@
 
 #include "kernels/coded_turn.hpp"
 #include "kernels/reference/attention.hpp"
-#include "kernels/reference/packing.hpp"
 #include "kernels/reference/stored_rows.hpp"
 #include "stable_torch.hpp"
 
@@ -17,17 +16,14 @@ using Row = std::vector<float>;
 using Doubles = std::vector<double>;
 constexpr std::int64_t kTokens = 32;  // whose rows are worth a thread
 
-DType dtype_of(oscar_dtype type) {
-  return type == OSCAR_FLOAT32 ? DType::kF32 : type == OSCAR_FLOAT16 ? DType::kF16 : DType::kBF16;
-}
-
 std::size_t size_of_row(int channels) { return static_cast<std::size_t>(channels); }
 
 /// Values of a type that lie one after another.
 Row read(const void* data, oscar_dtype type, int count) {
+  if (type == OSCAR_FLOAT32) return {static_cast<const float*>(data), static_cast<const float*>(data) + count};
   Row row(size_of_row(count));
-  reference::unpack_parameters({static_cast<const std::uint8_t*>(data), row.size() * size_of(dtype_of(type))},
-                               dtype_of(type), row);
+  std::transform(static_cast<const std::uint16_t*>(data), static_cast<const std::uint16_t*>(data) + count, row.begin(),
+                 float_from_bf16);
   return row;
 }
 
@@ -131,9 +127,6 @@ void coded_pack(const oscar_coded_pack_args& args, const CodedLayer& layer) {
   if (lacking.norm_weight != nullptr && !(lacking.norm_epsilon > 0)) fail("coded_pack: norm_epsilon must be positive");
   if (lacking.cos_sin != nullptr && (lacking.rotary_dim % 8 != 0 || lacking.rotary_dim > args.head_dim))
     fail("coded_pack: rotary_dim must be a multiple of 8 up to head_dim");
-  if ((lacking.norm_weight != nullptr && lacking.norm_dtype == OSCAR_FLOAT16) ||
-      (lacking.cos_sin != nullptr && lacking.cos_sin_dtype == OSCAR_FLOAT16))
-    fail("coded_pack: norm weights and cosines must be float32 or bfloat16");
   in_parallel(args.num_tokens, kTokens, [&](std::int64_t t) {
     const std::int64_t slot = args.slots[t];
     for (int number = 0; number < 2; ++number) {
@@ -178,8 +171,8 @@ void coded_unpack(const oscar_coded_unpack_args& args, const CodedLayer& layer) 
   });
 }
 
-void coded_decode(const oscar_coded_decode_args& args, int query_tokens, const CodedLayer& layer) {
-  const int kv_heads = args.layout.num_kv_heads, dim = args.layout.head_dim;
+void coded_decode(const oscar_coded_decode_args& args, const CodedLayer& layer) {
+  const int kv_heads = args.layout.num_kv_heads, dim = args.layout.head_dim, query_tokens = args.query_tokens;
   const int group = args.num_q_heads / kv_heads;
   if (group * kv_heads != args.num_q_heads) fail("num_q_heads must be a multiple of num_kv_heads");
   const double scale = args.softmax_scale * std::sqrt(dim);  // over that of the reference

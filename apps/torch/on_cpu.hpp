@@ -32,7 +32,7 @@ struct CodedLayer {
 
 void coded_pack(const oscar_coded_pack_args& args, const CodedLayer& layer);
 void coded_unpack(const oscar_coded_unpack_args& args, const CodedLayer& layer);
-void coded_decode(const oscar_coded_decode_args& args, int query_tokens, const CodedLayer& layer);
+void coded_decode(const oscar_coded_decode_args& args, const CodedLayer& layer);
 
 void rotate_rows(std::span<const oscar_row_product> products, int head_dim);
 void step_windows(const WindowStepCall& call);

@@ -11,16 +11,9 @@ void check_tensor(const Tensor& x, const char* name, const Tensor& like, int64_t
 }
 
 oscar_dtype dtype_of(const Tensor& x, const char* name) {
-  switch (x.scalar_type()) {
-    case ScalarType::Float:
-      return OSCAR_FLOAT32;
-    case ScalarType::Half:
-      return OSCAR_FLOAT16;
-    case ScalarType::BFloat16:
-      return OSCAR_BFLOAT16;
-    default:
-      fail(name, " is ", x.scalar_type(), ", not float32, float16 or bfloat16");
-  }
+  if (x.scalar_type() == ScalarType::Float) return OSCAR_FLOAT32;
+  if (x.scalar_type() == ScalarType::BFloat16) return OSCAR_BFLOAT16;
+  fail(name, " is ", x.scalar_type(), ", not float32 or bfloat16");
 }
 
 oscar_paged_rows rows_of(const Tensor& pool, const char* name, int64_t heads) {

@@ -17,8 +17,8 @@ int oscar_coded_layout_of(const oscar_coded_format*, oscar_coded_layout*, void*)
 int oscar_coded_pack_table_of(const oscar_coded_format*, const float*, const float*, int64_t*, void*) {
   return kRefused;
 }
-std::size_t oscar_coded_decode_tokens_workspace(const oscar_coded_decode_args*, int32_t) { return 0; }
-int oscar_coded_decode_tokens(const oscar_coded_decode_args*, int32_t, void*) { return kRefused; }
+std::size_t oscar_coded_decode_workspace(const oscar_coded_decode_args*) { return 0; }
+int oscar_coded_decode(const oscar_coded_decode_args*, void*) { return kRefused; }
 int oscar_coded_pack(const oscar_coded_pack_args*, void*) { return kRefused; }
 int oscar_coded_unpack(const oscar_coded_unpack_args*, void*) { return kRefused; }
 int oscar_rotate_rows(const oscar_row_product*, int32_t, int32_t, void*) { return kRefused; }

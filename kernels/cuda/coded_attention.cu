@@ -21,6 +21,7 @@ const char* problem(const oscar_coded_decode_args& a) {
   if (const char* wrong = head_dim_problem(layout.head_dim)) return wrong;
   if (const char* wrong = batch_problem(a.batch, a.split_batch, a.num_q_heads, layout.num_kv_heads, a.softmax_scale))
     return wrong;
+  if (a.query_tokens < 1 || a.query_tokens > 8) return "query_tokens must be 1 to 8";
   if (layout.table == nullptr || reinterpret_cast<std::uintptr_t>(layout.table) % 16 != 0) {
     return "layout.table must be device memory, 16-byte aligned";
   }
@@ -79,11 +80,11 @@ PagedRows narrow(const oscar_paged_rows& rows) {
           static_cast<int>(rows.token_stride), static_cast<int>(rows.head_stride)};
 }
 
-CodedParams params_of(const oscar_coded_decode_args& a, int query_tokens) {
+CodedParams params_of(const oscar_coded_decode_args& a) {
   CodedParams p{};
   const int dim = a.layout.head_dim, kv_heads = a.layout.num_kv_heads, per_token = a.num_q_heads / kv_heads;
-  const int heads = per_token * query_tokens, most = dim == 256 ? 8 : 16;  // of a block
-  p.query_tokens = query_tokens, p.per_token_inverse = (65536 + per_token - 1) / per_token;
+  const int heads = per_token * a.query_tokens, most = dim == 256 ? 8 : 16;  // of a block
+  p.per_token_inverse = (65536 + per_token - 1) / per_token;
   p.parts = (heads + most - 1) / most;
   p.part_heads = (heads + p.parts - 1) / p.parts;
   choose_rule(a.split_batch > 0 ? a.split_batch : a.batch, a.layout, p);
@@ -113,22 +114,19 @@ using namespace oscar::cuda;
 
 extern "C" {
 
-__attribute__((visibility("default"))) size_t oscar_coded_decode_tokens_workspace(const oscar_coded_decode_args* args,
-                                                                                  int32_t query_tokens) {
+__attribute__((visibility("default"))) size_t oscar_coded_decode_workspace(const oscar_coded_decode_args* args) {
   const char* wrong = args == nullptr ? "no arguments" : problem(*args);
-  if (wrong == nullptr && (query_tokens < 1 || query_tokens > 8)) wrong = "query_tokens must be 1 to 8";
   if (wrong != nullptr) {
     (void)refuse(wrong);
     return 0;
   }
-  const CodedParams p = params_of(*args, query_tokens);
+  const CodedParams p = params_of(*args);
   return ticket_bytes(p) +
          sizeof(float) * static_cast<std::size_t>(p.unit_floats) * args->batch * args->layout.num_kv_heads * p.parts;
 }
 
-__attribute__((visibility("default"))) int oscar_coded_decode_tokens(const oscar_coded_decode_args* args,
-                                                                     int32_t query_tokens, void* stream) {
-  const std::size_t needed = oscar_coded_decode_tokens_workspace(args, query_tokens);
+__attribute__((visibility("default"))) int oscar_coded_decode(const oscar_coded_decode_args* args, void* stream) {
+  const std::size_t needed = oscar_coded_decode_workspace(args);
   if (needed == 0) return cudaErrorInvalidValue;
   if (args->out == nullptr || reinterpret_cast<std::uintptr_t>(args->out) % 8 != 0) {
     return refuse("out must not be null, and 8-byte aligned");
@@ -136,19 +134,11 @@ __attribute__((visibility("default"))) int oscar_coded_decode_tokens(const oscar
   if (args->workspace == nullptr || args->workspace_bytes < needed) {
     return refuse("the workspace must have " + std::to_string(needed) + " bytes");
   }
-  CodedParams p = params_of(*args, query_tokens);
+  CodedParams p = params_of(*args);
   p.tickets = static_cast<int*>(args->workspace);
   p.partials = reinterpret_cast<float*>(static_cast<char*>(args->workspace) + ticket_bytes(p));
   return with_head_dim(args->layout.head_dim,
                        [&]<int kDim>() { return launch_coded<kDim>(p, static_cast<cudaStream_t>(stream)); });
-}
-
-__attribute__((visibility("default"))) size_t oscar_coded_decode_workspace(const oscar_coded_decode_args* args) {
-  return oscar_coded_decode_tokens_workspace(args, 1);
-}
-
-__attribute__((visibility("default"))) int oscar_coded_decode(const oscar_coded_decode_args* args, void* stream) {
-  return oscar_coded_decode_tokens(args, 1, stream);
 }
 
 }  // extern "C"

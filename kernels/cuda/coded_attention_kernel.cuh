@@ -24,14 +24,14 @@ __global__ void __launch_bounds__(kWarp* kMostDecodeWarps, S::kBlocks)
   const int part = static_cast<int>(blockIdx.x), sequence = static_cast<int>(blockIdx.y), kv_head = part / p.parts;
   const int warp = uniform(static_cast<int>(threadIdx.x) / kWarp);
   const int per_token = p.args.num_q_heads / p.args.layout.num_kv_heads, part_first = part % p.parts * p.part_heads;
-  const std::int64_t row = std::int64_t{sequence} * p.query_tokens * p.args.num_q_heads + kv_head * per_token;
+  const std::int64_t row = std::int64_t{sequence} * p.args.query_tokens * p.args.num_q_heads + kv_head * per_token;
   CodedHeads heads{static_cast<const __nv_bfloat16*>(p.args.q) + row * S::kDim,
-                   min(p.part_heads, per_token * p.query_tokens - part_first),
+                   min(p.part_heads, per_token * p.args.query_tokens - part_first),
                    part_first,
                    per_token,
                    p.per_token_inverse,
                    p.args.num_q_heads,
-                   p.query_tokens,
+                   p.args.query_tokens,
                    0};
   const CodedHeadTable& table = static_cast<const CodedHeadTable*>(p.args.layout.table)[kv_head];
   CodedCopies<S> copies(p, table, sequence);

@@ -48,8 +48,8 @@ struct CodedParams {
   PagedRows k_window, v_window;
   CodedTiling tiling;
   SplitRule rule;
-  int query_tokens, per_token_inverse;  // see CodedHeads
-  int parts, part_heads;                // of a KV head's query heads of all tokens
+  int per_token_inverse;  // see CodedHeads
+  int parts, part_heads;  // of a KV head's query heads of all tokens
   int max_splits;
   SplitPlan longest;                // of a sequence of max_length
   int history_shift, window_shift;  // log2 of the page sizes
@@ -212,13 +212,6 @@ class CodedCopies {
       return kOnePage ? of_page[0] + 32 * kBytes * i : of_page[i];
     }
   };
-  /// Returns from + by * count by one instruction.
-  __device__ __forceinline__ static const unsigned char* moved(const unsigned char* from, int by, int count) {
-    const unsigned char* to;
-    asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(to) : "r"(count), "r"(by), "l"(from));
-    return to;
-  }
-
   template <int kShift>
   __device__ __forceinline__ void copy_keys_of(unsigned stage) {
     if (kFollowsPages && kShift == 6) page_ = moved(rows_, p_.page_stride, pages_[0]);

@@ -7,10 +7,6 @@
 
 namespace oscar::cuda {
 
-/// Token of a 16-token tile that stands at row j of the products. Of rows 0 to 3, of rows 4 to 7, of the even and of
-/// the odd rows no two are a multiple of 4 apart: neither keys nor values are read with bank conflicts.
-__device__ __forceinline__ int token_of_row(int j) { return j ^ (j >> 2 & 1); }
-
 /// Head at column g of a value tile.
 __device__ __forceinline__ int head_of_column(int value_tile, int g) { return 8 * value_tile + 4 * (g & 1) + (g >> 1); }
 
@@ -86,8 +82,8 @@ class WindowWarp {
     const int t = lane_ % 4, g = lane_ / 4;
     for (int begin = first + 16 * warp; begin < end; begin += 16 * p_.rule.warps) {
       float products[S::kValueTiles][4] = {};
-      const Eight* const top = row(p_.k_window, begin + token_of_row(g), end);
-      const Eight* const bottom = row(p_.k_window, begin + token_of_row(g + 8), end);
+      const Eight* const top = row(p_.k_window, begin + g, end);
+      const Eight* const bottom = row(p_.k_window, begin + g + 8, end);
       const Values values(*this, begin, end);
 #pragma unroll
       for (int k = t; k < S::kDim / 8; k += 4) {
@@ -126,7 +122,7 @@ class WindowWarp {
       const int t = of.lane_ % 4, tokens[4] = {2 * t, 2 * t + 1, 2 * t + 8, 2 * t + 9};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        rows[i] = of.row(of.p_.v_window, begin + token_of_row(tokens[i]), end) + of.lane_ / 4;
+        rows[i] = of.row(of.p_.v_window, begin + tokens[i], end) + of.lane_ / 4;
 #pragma unroll
         for (int c = 0; kEarly && c < kPieces; ++c) pieces[i][c] = rows[i][8 * c];
       }
@@ -146,7 +142,7 @@ class WindowWarp {
       const int end_of_head = heads.window_end(4 * i + t, end);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const bool counts = begin + token_of_row(g + 8 * r) < end_of_head;
+        const bool counts = begin + g + 8 * r < end_of_head;
         scores[i][r] = counts ? products[i / 2][2 * r + i % 2] * p_.score_scale : -INFINITY;
       }
       tops[i] = fmaxf(scores[i][0], scores[i][1]);

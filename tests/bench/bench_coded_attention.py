@@ -7,12 +7,13 @@ each KV head's blocks, "value": the same}]}}, as coded_plans.py makes it of sets
 a layer. Times are medians of CUDA graph replays over distinct caches that no cache of the chip holds.
 """
 import argparse
+import ctypes
 import json
 
 import torch
 
 from attention_peers import time_flashinfer, time_sdpa
-from coded_library import CodedFormat, DecodeArgs, Rows, coded_workspace, decode_tokens, open_library, random_pages
+from coded_library import CodedFormat, DecodeArgs, Rows, decode, open_library, random_pages
 from gpu_timing import copy_rate, time_graph
 
 
@@ -41,30 +42,29 @@ class PageTable:
 
 class CodedCase:
     def __init__(self, library, heads, k_bits, v_bits, lengths, windows, page_size, tokens=1):
-        self.kernels, self.page_size, self.tokens = library, page_size, tokens
+        self.kernels = library
         kv_heads, dim, batch = len(k_bits), 8 * len(k_bits[0]), len(lengths)
         self.format = CodedFormat(library, k_bits, v_bits, steps_for(k_bits, dim), steps_for(v_bits, dim))
-
         self.history, self.window = PageTable(lengths, page_size), PageTable(windows, page_size)
         self.pages = random_pages(self.format, self.history.total, page_size)
         self.windows = torch.randn(2, self.window.total, kv_heads, page_size, dim, device="cuda").bfloat16()
         self.q = torch.randn(batch, tokens, heads, dim, device="cuda").bfloat16()
         self.out = torch.full((batch, tokens, heads, dim), float("nan"), device="cuda")
         self.lse = torch.full((batch, tokens, heads), float("nan"), device="cuda")
-        a = self.args = DecodeArgs(layout=self.format.layout, batch=batch, num_q_heads=heads, softmax_scale=dim**-0.5,
+        a = self.args = DecodeArgs(layout=self.format.layout, batch=batch, num_q_heads=heads, query_tokens=tokens, softmax_scale=dim**-0.5,
                                    page_stride=self.pages.stride(0))
         a.q, a.out, a.lse, a.pages = (t.data_ptr() for t in (self.q, self.out, self.lse, self.pages))
         a.k_window, a.v_window = (Rows(x.data_ptr(), 2 * x.stride(0), 2 * x.stride(2), 2 * x.stride(1)) for x in self.windows)
         self.history.fill(a.history)
         self.window.fill(a.window)
-        a.workspace_bytes = coded_workspace(library, a, tokens)
+        a.workspace_bytes = library.oscar_coded_decode_workspace(ctypes.byref(a))
         if a.workspace_bytes == 0:
             raise ValueError(library.oscar_last_error().decode())
         self.workspace = torch.zeros(a.workspace_bytes, dtype=torch.uint8, device="cuda")
         a.workspace = self.workspace.data_ptr()
 
     def run(self):
-        decode_tokens(self.kernels, self.args, self.tokens)
+        decode(self.kernels, self.args)
 
 
 def dealt(heads, count, layer):

@@ -33,7 +33,7 @@ class Layout(ctypes.Structure):
 
 class DecodeArgs(ctypes.Structure):
     _fields_ = ([("layout", Layout), ("batch", ctypes.c_int32), ("num_q_heads", ctypes.c_int32),
-                 ("softmax_scale", ctypes.c_float), ("split_batch", ctypes.c_int32), ("q", ctypes.c_void_p),
+                 ("query_tokens", ctypes.c_int32), ("softmax_scale", ctypes.c_float), ("split_batch", ctypes.c_int32), ("q", ctypes.c_void_p),
                  ("pages", ctypes.c_void_p), ("page_stride", ctypes.c_int64), ("history", Table), ("k_window", Rows),
                  ("v_window", Rows), ("window", Table), ("out", ctypes.c_void_p), ("lse", ctypes.c_void_p),
                  ("workspace", ctypes.c_void_p), ("workspace_bytes", ctypes.c_size_t)])
@@ -41,20 +41,15 @@ class DecodeArgs(ctypes.Structure):
 
 def open_library(path):
     library = ctypes.CDLL(path)
-    library.oscar_coded_decode_tokens_workspace.restype = ctypes.c_size_t
+    library.oscar_coded_decode_workspace.restype = ctypes.c_size_t
     library.oscar_last_error.restype = ctypes.c_char_p
     return library
 
 
-def coded_workspace(library, args, tokens):
-    """Bytes of workspace for `tokens` query tokens a sequence; 0 if the arguments are refused."""
-    return library.oscar_coded_decode_tokens_workspace(ctypes.byref(args), ctypes.c_int32(tokens))
-
-
-def decode_tokens(library, args, tokens):
-    """Enqueues the decode kernel for `tokens` query tokens a sequence in torch's current stream."""
+def decode(library, args):
+    """Enqueues the decode kernel in torch's current stream."""
     stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-    status = library.oscar_coded_decode_tokens(ctypes.byref(args), ctypes.c_int32(tokens), stream)
+    status = library.oscar_coded_decode(ctypes.byref(args), stream)
     if status != 0:
         raise RuntimeError(f"cuda error {status}: {library.oscar_last_error().decode()}")
 

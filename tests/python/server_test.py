@@ -202,7 +202,7 @@ class ServerTest(unittest.TestCase):
         run()
         self.assert_same(self.folder / "x.safetensors")
         oscar_kv.fit(self.folder / "set", stats=[self.folder / "x.safetensors"])
-        self.assertEqual(oscar_kv.read_set(self.folder / "set").manifest["calibration"]["tokens"], TOKENS)
+        self.assertEqual(oscar_kv.read_set(self.folder / "set", "sglang-v1").manifest["calibration"]["tokens"], TOKENS)
 
     def check_ranks(self, run):
         self.ranks = 2

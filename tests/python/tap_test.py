@@ -85,7 +85,7 @@ class TapTest(unittest.TestCase):
         oscar_kv.fit(self.folder / "set", stats=[tap])
         self.assertEqual(oscar_kv.verify(self.folder / "set", dump=self.folder / "dump", compare="none", recent=64)["structure"]["ok"],
                          True)
-        self.assertEqual(oscar_kv.read_set(self.folder / "set").layers.keys(), {0, 1, 2, 3})
+        self.assertEqual(oscar_kv.read_set(self.folder / "set", "sglang-v1").layers.keys(), {0, 1, 2, 3})
 
     def assert_family(self, name):
         model, folder = parity.build(name), self.folder / name

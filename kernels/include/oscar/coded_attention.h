@@ -37,7 +37,7 @@
 extern "C" {
 #endif
 
-typedef enum { OSCAR_FLOAT32 = 0, OSCAR_FLOAT16 = 1, OSCAR_BFLOAT16 = 2 } oscar_dtype;
+typedef enum { OSCAR_FLOAT32 = 0, OSCAR_BFLOAT16 = 1 } oscar_dtype;
 
 /* Rows of a paged pool: row (page, token in page, KV head) starts at data + the sum of index * stride. Device memory. */
 typedef struct {
@@ -84,19 +84,24 @@ typedef struct {
  * cudaErrorInvalidValue; oscar_last_error() then says why. */
 int oscar_coded_layout_of(const oscar_coded_format* format, oscar_coded_layout* layout, void* table);
 
+/* The query tokens of a sequence, several where speculative decoding verifies drafts, are its newest tokens: the last
+ * query_tokens of its window, in their order. Query token i does not see the query_tokens - 1 - i tokens after it; it sees the
+ * rest of the window and the whole history. Where a sequence has fewer new tokens, they are its last query tokens, and what the
+ * ones before give has no use. */
 typedef struct {
   oscar_coded_layout layout;
   int32_t batch, num_q_heads;            /* num_q_heads / layout.num_kv_heads: 1 to 16 */
+  int32_t query_tokens;                  /* 1 to 8 */
   float softmax_scale;                   /* positive */
   int32_t split_batch;                   /* the batch size that sequences are cut for; 0: batch */
-  const void* q;                         /* bfloat16 (batch, num_q_heads, head_dim), 16-byte aligned */
+  const void* q;                         /* bfloat16 (batch, query_tokens, num_q_heads, head_dim), 16-byte aligned */
   const void* pages;                     /* 16-byte aligned; page_size: 4 to 256 */
   int64_t page_stride;                   /* bytes */
   oscar_page_table history;
   oscar_paged_rows k_window, v_window;   /* bfloat16, rows 16-byte aligned */
   oscar_page_table window;
-  float* out; /* (batch, num_q_heads, head_dim), 8-byte aligned */
-  float* lse; /* (batch, num_q_heads): log of the sum of exp(scores); may be null */
+  float* out; /* (batch, query_tokens, num_q_heads, head_dim), 8-byte aligned */
+  float* lse; /* (batch, query_tokens, num_q_heads): log of the sum of exp(scores); may be null */
   void* workspace;
   size_t workspace_bytes;
 } oscar_coded_decode_args;
@@ -110,14 +115,6 @@ size_t oscar_coded_decode_workspace(const oscar_coded_decode_args* args);
 /* Enqueues the work on `stream` (a cudaStream_t). Returns 0, or a cudaError_t: cudaErrorInvalidValue if the arguments
  * are refused; oscar_last_error() then says why. Allocates nothing and does not synchronise: can be captured in a graph. */
 int oscar_coded_decode(const oscar_coded_decode_args* args, void* stream);
-
-/* The same for 1 to 8 query tokens a sequence at once, as speculative decoding verifies them: q, out and lse then are
- * (batch, query_tokens, num_q_heads, ...). The query tokens of a sequence are its newest tokens: the last query_tokens of its
- * window, in their order. Query token i does not see the query_tokens - 1 - i tokens after it; it sees the rest of the window
- * and the whole history. Where a sequence has fewer new tokens, they are its last query tokens, and what the ones before
- * give has no use. */
-size_t oscar_coded_decode_tokens_workspace(const oscar_coded_decode_args* args, int32_t query_tokens);
-int oscar_coded_decode_tokens(const oscar_coded_decode_args* args, int32_t query_tokens, void* stream);
 
 #ifdef __cplusplus
 }

@@ -18,6 +18,7 @@ try:
     import torch
     import transformers
     from completions_server import CompletionsServer
+    from rotated_cache import RotatedCache
     from tokenizers import Tokenizer
 except ImportError as missing:
     print(f"skipped: {missing}; run scripts/setup.sh --tests")
@@ -54,7 +55,8 @@ class ServeCheckTest(unittest.TestCase):
             layers = {i: dataclasses.replace(layer, **{side: change(layer) for side, change in unclipped.items()})
                       for i, layer in read.layers.items()}
             read = dataclasses.replace(read, layers=layers)
-        return CompletionsServer(self.model, lambda: oscar_kv.PackedCache(read, self.model.config), **options)
+        make = RotatedCache if read.codec else oscar_kv.PackedCache
+        return CompletionsServer(self.model, lambda: make(read, self.model.config), **options)
 
     def test_accepts_a_server_that_uses_the_set(self):
         for reader in ("sglang-v1", "sglang", "transformers"):
