@@ -65,7 +65,9 @@ class ServerFilesTest(unittest.TestCase):
         said = self.fit("moments", "--stats", self.two)
         for line in ("part coded is left out: it needs rows", "part with_means weighs all queries and keys alike"):
             self.assertIn(line, said)
-        self.fit("own", "--dump", self.dump, "--recipe", "oscar", "--clip", "0.96,0.92")
+        self.fit("own", "--dump", self.dump, "--clip", "0.96,0.92")
+        recipes = [json.loads((self.folder / made / "manifest.json").read_text())["parts"]["rotations"]["recipe"] for made in ("own", "moments")]
+        self.assertAlmostEqual(*(recipe["mean_key"]["share_of_energy"] for recipe in recipes))
         for name in PAIR:
             own, theirs = (torch.load(self.folder / made / name)["layers"] for made in ("own", "moments"))
             for layer in server.LAYERS:
@@ -143,14 +145,15 @@ class ServerFilesTest(unittest.TestCase):
                     change(content)
                     torch.save(content, path)
                     refused(text)
-            path.write_bytes(whole[:len(whole) // 2])
-            refused(path.name)
-            path.write_bytes((path.parent / f"oscar_{kind}_rank0.pt").read_bytes())
-            refused(said[kind])
-            path.unlink()
-            refused(lack[kind])
-            server.save(path.parent, self.rows, ranks=2, copies=2)
-            refused("ranks shared KV heads, and each saw a part of the queries")
+            with self.subTest(kind):
+                path.write_bytes(whole[:len(whole) // 2])
+                refused(path.name)
+                path.write_bytes((path.parent / f"oscar_{kind}_rank0.pt").read_bytes())
+                refused(said[kind])
+                path.unlink()
+                refused(lack[kind])
+                server.save(path.parent, self.rows, ranks=2, copies=2)
+                refused("ranks shared KV heads, and each saw a part of the queries")
         self.assertFalse(Path("/tmp/oscar-was-here").exists())
         self.assertIn("has no moments of a server", self.fit("never", "--stats", self.dump, status=1))
         self.assertIn("these are rows", self.fit("never", "--stats", self.two / "oscar_rows_rank0.pt", status=1))
