@@ -79,7 +79,8 @@ Rows rows_in(const fs::path& path) {
   return rows;
 }
 
-/// Of a layer of a calibration. Each token gets the last query that was kept up to it, or the sequence's first one.
+/// Of a layer of a calibration. Each token gets the nearest query that was kept of its sequence, or the last one
+/// before.
 Rows rows_in(const ServerFile& file, int layer_id) {
   const std::int64_t tokens = file.data.tokens, stride = file.stride, heads = file.kv_heads, dim = file.model.head_dim;
   Tensor kept = file.tensor(layer_id, "q_samples", {(tokens + stride - 1) / stride, heads * file.group, dim});
@@ -99,9 +100,9 @@ Rows rows_in(const ServerFile& file, int layer_id) {
     while (end < tokens &&
            positions[static_cast<std::size_t>(end)] == positions[static_cast<std::size_t>(end - 1)] + 1);
     rows.lengths.push_back(end - begin);
-    const std::int64_t first = (begin + stride - 1) / stride;
+    const std::int64_t first = (begin + stride - 1) / stride, last = (end - 1) / stride;
     for (std::int64_t t = begin; t < end; ++t) {
-      const std::int64_t from = first * stride < end ? std::max(first, t / stride) : t / stride;
+      const std::int64_t from = first <= last ? std::clamp((t + stride / 2) / stride, first, last) : t / stride;
       std::copy_n(kept.data.data() + static_cast<std::size_t>(from) * row, row,
                   rows.q.data.data() + static_cast<std::size_t>(t) * row);
     }
@@ -202,7 +203,7 @@ RankLayout calibration_in(const fs::path& folder) {
     layout.ranks = first.ranks;
     if (first.stride > 1)
       layout.remark = "the server kept rows of " + plural(std::ssize(first.layer_ids), "layer") +
-                      ", and one query in " + std::to_string(first.stride) + ", which stands for those up to the next";
+                      ", and one query in " + std::to_string(first.stride) + ", which stands for those nearest to it";
     if (file.rank == rank && file.ranks == first.ranks && file.model == first.model && file.data == first.data)
       continue;
     throw DataError(file.rank != rank ? "the file says that it is of rank " + std::to_string(file.rank)

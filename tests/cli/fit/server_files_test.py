@@ -87,10 +87,10 @@ class ServerFilesTest(unittest.TestCase):
         self.fit("of_scaled", "--dump", scaled)
         self.assertEqual(*((self.folder / made / "coded.safetensors").read_bytes() for made in ("of_dump", "of_scaled")))
 
-    def test_a_kept_query_stands_for_those_up_to_the_next(self):
-        self.assertIn("kept rows of 2 layers, and one query in 32, which stands for those up to the next", self.fit("of_kept", "--dump", self.two))
-        # Of the second sequence, from token 200 on, that of token 224 is the first.
-        places = [t // 32 * 32 if t < 200 else max(t // 32 * 32, 224) for t in range(server.TOKENS)]
+    def test_a_kept_query_stands_for_those_nearest_to_it(self):
+        self.assertIn("kept rows of 2 layers, and one query in 32, which stands for those nearest to it", self.fit("of_kept", "--dump", self.two))
+        # Those of tokens 0, 32 … 192 are of the first sequence, and of the second, from token 200 on, 224 … 320.
+        places = [min((t + 16) // 32 * 32, 192) if t < 200 else max(224, min((t + 16) // 32 * 32, 320)) for t in range(server.TOKENS)]
         stand_ins = server.dump(self.folder / "stand_ins", {i: (q[places], k, v) for i, (q, k, v) in self.rows.items()})
         self.fit("of_stand_ins", "--dump", stand_ins)
         for name in ("coded.safetensors", *PAIR):
