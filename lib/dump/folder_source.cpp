@@ -273,9 +273,10 @@ std::unique_ptr<QkvSource> open_dump(const fs::path& folder, const SourceLimits&
 std::map<int, std::string> fingerprint_layers(const fs::path& dump, std::span<const int> layer_ids) {
   std::vector<std::vector<fs::path>> files(layer_ids.size());
   for (const fs::path& file : list_files(dump)) {
+    const int own = layer_of(file);
     const bool all = file.string().starts_with(kRowsOfRank);
     for (std::size_t i = 0; i < files.size(); ++i) {
-      if (all || layer_ids[i] == layer_of(file)) files[i].push_back(file);
+      if (all || layer_ids[i] == own) files[i].push_back(file);
     }
   }
   std::vector<std::string> prints(layer_ids.size());

@@ -93,12 +93,12 @@ Rows rows_in(const ServerFile& file, int layer_id) {
   for (float& value : kept.values<float>()) value = static_cast<float>(value * scale);
   kept = convert(kept, rows.k.dtype);
   const std::vector<std::int64_t> positions = file.tensor(layer_id, "positions", {tokens}).to_int64();
+  const auto goes_on = [&](std::size_t t) { return positions[t] > 0 && positions[t] - 1 == positions[t - 1]; };
   rows.q = Tensor(kept.dtype, {tokens, heads * file.group, dim});
   const std::size_t row = rows.q.data.size() / positions.size();
   for (std::int64_t begin = 0, end = 0; begin < tokens; begin = end) {
     do ++end;
-    while (end < tokens &&
-           positions[static_cast<std::size_t>(end)] == positions[static_cast<std::size_t>(end - 1)] + 1);
+    while (end < tokens && goes_on(static_cast<std::size_t>(end)));
     rows.lengths.push_back(end - begin);
     const std::int64_t first = (begin + stride - 1) / stride, last = (end - 1) / stride;
     for (std::int64_t t = begin; t < end; ++t) {
