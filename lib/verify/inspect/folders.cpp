@@ -265,7 +265,10 @@ Inspection inspect_folder(const fs::path& folder) {
   }
   if (!entries(folder, kMomentsOfRank, ".pt").empty()) found.push_back(inspect_statistics(folder));
   if (!entries(folder, kRowsOfRank, ".pt").empty()) found.push_back(inspect_dump(folder));
-  for (std::size_t i = 1; i < found.size(); ++i) found.front().facts[found[i].kind] = found[i].facts;
+  for (std::size_t i = 1; i < found.size(); ++i) {
+    found.front().facts[found[i].kind] = found[i].facts;
+    for (const std::string& problem : found[i].problems) found.front().problems.push_back(problem);
+  }
   if (!found.empty()) return found.front();
   throw DataError("the folder holds nothing that oscar knows", folder.string(),
                   "give a dump, a set, a model folder or a zoo");

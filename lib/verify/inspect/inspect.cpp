@@ -272,8 +272,10 @@ Inspection inspect_statistics(const std::filesystem::path& path) {
   if (const HeadRange& heads = statistics.heads; !heads.whole()) {
     facts["kv_heads"] = fmt::format("{} to {} of {}", heads.first, heads.first + heads.count - 1, heads.total);
   }
-  const bool theirs = path.extension() == ".pt" || fs::is_directory(path);
-  return {theirs ? "moments of a server's calibration" : "statistics (oscar.statistics.v1)", facts, {}};
+  const bool all_ranks = fs::is_directory(path), theirs = path.extension() == ".pt" || all_ranks;
+  Inspection found{theirs ? "moments of a server's calibration" : "statistics (oscar.statistics.v1)", facts, {}};
+  if (all_ranks && !statistics.heads.whole()) found.problems.emplace_back("moments of some ranks are missing");
+  return found;
 }
 
 std::vector<Check> structure_of(const verify::Subject& subject, const verify::Expectation& expected) {

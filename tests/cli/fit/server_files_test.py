@@ -103,6 +103,11 @@ class ServerFilesTest(unittest.TestCase):
         self.assertEqual(facts(self.two / "oscar_moments_rank1.pt")["kv_heads"], "1 to 1 of 2")
         self.assertEqual(facts(self.two / "oscar_rows_rank1.pt")["tokens_per_query"], 32)
         self.assertEqual(facts(self.two)["dump of the ranks of a tensor-parallel server"]["query_heads"], 4)
+        spoilt = server.save(self.folder / "spoilt", {i: (q, k, v * float("nan")) for i, (q, k, v) in self.rows.items()}, ranks=2, kinds=("rows",))
+        self.assertIn("layer 3: v holds values that are NaN", self.oscar("inspect", spoilt / "oscar_rows_rank0.pt", status=1))
+        server.save(spoilt, self.rows, ranks=2)
+        (spoilt / "oscar_moments_rank1.pt").unlink()
+        self.assertIn("moments of some ranks are missing", self.oscar("inspect", spoilt, status=1))
 
     def test_what_is_not_whole_is_refused(self):
         nan = float("nan")
