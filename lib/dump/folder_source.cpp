@@ -15,6 +15,7 @@
 #include "base/threads.hpp"
 #include "dump/dump_index.hpp"
 #include "dump/rank_source.hpp"
+#include "dump/server_file.hpp"
 
 namespace oscar {
 namespace {
@@ -254,6 +255,7 @@ std::unique_ptr<QkvSource> open_dump(const fs::path& folder, const SourceLimits&
   if (is_remote(folder)) refuse_address(folder.string());
   const RankLayout layout = find_ranks(folder);
   if (layout.ranks == 0) return std::make_unique<FolderSource>(limits, status, folder);
+  if (!layout.remark.empty()) status.notice(layout.remark);
   std::vector<std::unique_ptr<QkvSource>> ranks;
   static Status silent;
   for (int rank = 0; rank < layout.ranks; ++rank) {
@@ -271,8 +273,11 @@ std::unique_ptr<QkvSource> open_dump(const fs::path& folder, const SourceLimits&
 std::map<int, std::string> fingerprint_layers(const fs::path& dump, std::span<const int> layer_ids) {
   std::vector<std::vector<fs::path>> files(layer_ids.size());
   for (const fs::path& file : list_files(dump)) {
-    const auto found = std::ranges::find(layer_ids, layer_of(file));
-    if (found != layer_ids.end()) files[static_cast<std::size_t>(found - layer_ids.begin())].push_back(file);
+    const int own = layer_of(file);
+    const bool all = file.string().starts_with(kRowsOfRank);
+    for (std::size_t i = 0; i < files.size(); ++i) {
+      if (all || layer_ids[i] == own) files[i].push_back(file);
+    }
   }
   std::vector<std::string> prints(layer_ids.size());
   parallel_for(prints.size(), [&](std::size_t i) { prints[i] = fingerprint_files(dump, files[i]); });

@@ -14,6 +14,7 @@
 #include "base/text.hpp"
 #include "dump/chunk_file.hpp"
 #include "dump/dump_index.hpp"
+#include "dump/server_file.hpp"
 #include "tensor/pt.hpp"
 
 namespace oscar {
@@ -58,6 +59,7 @@ RankLayout layout_of(std::map<int, std::vector<int>> found, RankLayout layout) {
 
 struct Rows {
   Tensor q, k, v;
+  std::vector<std::int64_t> lengths;     // of sequences
   std::vector<SequenceRange> sequences;  // as far as the limits go
 };
 
@@ -68,10 +70,50 @@ Tensor member(const PtValue& dict, const char* name, const std::string& where) {
                   "dump queries, keys and values; latents of MLA models are another thing");
 }
 
-std::vector<SequenceRange> sequences_of(const PtValue& dict, std::int64_t tokens, const SourceLimits& limits,
-                                        const std::string& where) {
-  std::vector<std::int64_t> lengths{tokens};
-  if (dict.find("seq_lens") != nullptr) lengths = member(dict, "seq_lens", where).to_int64();
+Rows rows_in(const fs::path& path) {
+  const std::string where = path.string();
+  const PtValue dict = read_pt(path);
+  Rows rows{member(dict, "q", where), member(dict, "k", where), member(dict, "v", where)};
+  rows.lengths = {heads_view(rows.q, where).num_tokens};
+  if (dict.find("seq_lens") != nullptr) rows.lengths = member(dict, "seq_lens", where).to_int64();
+  return rows;
+}
+
+/// Of a layer of a calibration. Each token gets the nearest query that was kept of its sequence, or the last one
+/// before.
+Rows rows_in(const ServerFile& file, int layer_id) {
+  const std::int64_t tokens = file.data.tokens, stride = file.stride, heads = file.kv_heads, dim = file.model.head_dim;
+  Tensor kept = file.tensor(layer_id, "q_samples", {(tokens + stride - 1) / stride, heads * file.group, dim});
+  Rows rows{{},
+            file.tensor(layer_id, "k", {tokens, heads, dim}),
+            file.tensor(layer_id, "v", {tokens, heads, file.value_dim})};
+  for (const Tensor* each : {&rows.k, &rows.v, &kept}) (void)heads_view(*each, file.path);  // of such a type
+  kept = convert(kept, DType::kF32);
+  const double scale = file.query_scale(layer_id);
+  for (float& value : kept.values<float>()) value = static_cast<float>(value * scale);
+  kept = convert(kept, rows.k.dtype);
+  const std::vector<std::int64_t> positions = file.tensor(layer_id, "positions", {tokens}).to_int64();
+  const auto goes_on = [&](std::size_t t) { return positions[t] > 0 && positions[t] - 1 == positions[t - 1]; };
+  rows.q = Tensor(kept.dtype, {tokens, heads * file.group, dim});
+  const std::size_t row = rows.q.data.size() / positions.size();
+  for (std::int64_t begin = 0, end = 0; begin < tokens; begin = end) {
+    do ++end;
+    while (end < tokens && goes_on(static_cast<std::size_t>(end)));
+    rows.lengths.push_back(end - begin);
+    const std::int64_t first = (begin + stride - 1) / stride, last = (end - 1) / stride;
+    for (std::int64_t t = begin; t < end; ++t) {
+      const std::int64_t from = first <= last ? std::clamp((t + stride / 2) / stride, first, last) : t / stride;
+      std::copy_n(kept.data.data() + static_cast<std::size_t>(from) * row, row,
+                  rows.q.data.data() + static_cast<std::size_t>(t) * row);
+    }
+  }
+  if (std::ssize(rows.lengths) < tokens || tokens == 1) return rows;
+  throw DataError("no position follows another: the server's attention did not tell them", file.path,
+                  "let a server calibrate that does");
+}
+
+std::vector<SequenceRange> sequences_of(const std::vector<std::int64_t>& lengths, std::int64_t tokens,
+                                        const SourceLimits& limits, const std::string& where) {
   const bool positive = std::ranges::all_of(lengths, [](std::int64_t n) { return n > 0; });
   if (!positive || std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0}) != tokens) {
     throw DataError("the sequence lengths do not add up to " + plural(tokens, "token"), where, "dump again");
@@ -111,15 +153,18 @@ class FileSource : public QkvSource {
  public:
   FileSource(RankLayout layout, int rank, SourceLimits limits)
       : layout_(std::move(layout)), rank_(rank), limits_(std::move(limits)) {
+    if (!layout_.files.empty()) file_ = layout_.files[static_cast<std::size_t>(rank_)];
     const fs::path folder = path(layout_.layer_ids.front()).parent_path();
     layer_ids_ = chosen_layers(layout_.layer_ids, limits_.layers, folder);
     const int first = layer_ids_.front();
     const Rows rows = read(first);
-    model_.num_layers = layer_ids_.back() + 1;
+    if (file_ != nullptr) model_ = file_->model;
+    model_.num_layers = layout_.layer_ids.back() + 1;
     model_.head_dim = heads_view(rows.q, "q").head_dim;
     calibration_.sequences = static_cast<std::int64_t>(rows.sequences.size());
     for (const SequenceRange& range : rows.sequences) calibration_.tokens += range.size();
-    calibration_.data_sha256 = sha256_hex(sha256_file(path(first)) + " first " + std::to_string(calibration_.tokens));
+    const std::string whole = file_ != nullptr ? file_->data.data_sha256 + " rows" : sha256_file(path(first));
+    calibration_.data_sha256 = sha256_hex(whole + " first " + std::to_string(calibration_.tokens));
   }
 
   [[nodiscard]] std::unique_ptr<LayerStream> open(int layer_id) override {
@@ -131,20 +176,42 @@ class FileSource : public QkvSource {
 
   [[nodiscard]] Rows read(int layer_id) const {
     const std::string where = path(layer_id).string();
-    const PtValue dict = read_pt(path(layer_id));
-    Rows rows{member(dict, "q", where), member(dict, "k", where), member(dict, "v", where), {}};
+    Rows rows = file_ != nullptr ? rows_in(*file_, layer_id) : rows_in(path(layer_id));
     const HeadsView q = heads_view(rows.q, where), k = heads_view(rows.k, where), v = heads_view(rows.v, where);
     const bool fits = q.num_tokens == k.num_tokens && q.num_tokens == v.num_tokens && k.num_heads == v.num_heads &&
                       k.num_heads > 0 && q.num_heads % k.num_heads == 0 && q.head_dim == k.head_dim && q.num_tokens > 0;
     if (!fits) throw DataError("q, k and v do not fit together", where, "dump this layer again");
-    rows.sequences = sequences_of(dict, q.num_tokens, limits_, where);
+    rows.sequences = sequences_of(rows.lengths, q.num_tokens, limits_, where);
     return rows;
   }
 
   RankLayout layout_;
   int rank_;
   SourceLimits limits_;
+  std::shared_ptr<const ServerFile> file_;  // null: each layer has a file
 };
+
+/// Rows that a server kept of its calibration; no ranks if it kept none.
+RankLayout calibration_in(const fs::path& folder) {
+  RankLayout layout{.in_files = true,
+                    .path = [folder](int, int rank) { return folder / (kRowsOfRank + std::to_string(rank) + ".pt"); }};
+  std::map<int, std::vector<int>> found;
+  for (const int rank : numbered_entries(folder, kRowsOfRank, ".pt")) {
+    const ServerFile &file = *layout.files.emplace_back(std::make_shared<ServerFile>(layout.path(0, rank))),
+                     &first = *layout.files.front();
+    for (const int id : file.layer_ids) found[id].push_back(rank);
+    layout.ranks = first.ranks;
+    if (first.stride > 1)
+      layout.remark = "the server kept rows of " + plural(std::ssize(first.layer_ids), "layer") +
+                      ", and one query in " + std::to_string(first.stride) + ", which stands for those nearest to it";
+    if (file.rank == rank && file.ranks == first.ranks && file.model == first.model && file.data == first.data)
+      continue;
+    throw DataError(file.rank != rank ? "the file says that it is of rank " + std::to_string(file.rank)
+                                      : "the file is of another calibration than that of the first rank",
+                    file.path, "copy the files of all ranks of one calibration into one folder");
+  }
+  return layout_of(std::move(found), std::move(layout));
+}
 
 using Views = std::vector<HeadsView>;
 
@@ -333,7 +400,7 @@ RankLayout find_ranks(const fs::path& folder) {
   };
   const RankLayout layouts[] = {layout_of(ranks_beside(entries, ""), {.path = beside("")}),
                                 layout_of(ranks_beside(entries, ".pt"), {.in_files = true, .path = beside(".pt")}),
-                                layout_of(ranks_inside(folder), {.path = inside})};
+                                layout_of(ranks_inside(folder), {.path = inside}), calibration_in(folder)};
   const RankLayout* only = nullptr;
   bool plain = false;
   for (const int layer : numbered_entries(folder, "layer_", "")) {

@@ -101,6 +101,14 @@ FitPlan plan_for(const Statistics& statistics, const FitOptions& options, Status
       plan = plan_parts(options, false);
     }
   }
+  for (auto& [part, recipe] : plan.rotations) {
+    Recipe alike = recipe;
+    alike.key_objective = Moment::kQqt;
+    if (options.recipe != "auto" || lacking(statistics, recipe).empty() || !lacking(statistics, alike).empty())
+      continue;
+    recipe = alike;
+    status.notice("part " + part + " weighs all queries and keys alike: the statistics have no sums of fisher");
+  }
   std::erase_if(plan.rotations, [&](const auto& part) {
     const std::string lack = lacking(statistics, part.second);
     if (!lack.empty()) leave_out(part.first, lack);

@@ -184,8 +184,15 @@ RotationPart fit_rotations(const Statistics& statistics, const Recipe& recipe, c
 std::optional<std::pair<int, double>> largest_mean_key(const Statistics& statistics) {
   std::optional<std::pair<int, double>> most;
   for (const LayerStatistics& layer : statistics.layers) {
-    if (layer.key_rows.empty()) return std::nullopt;
     double of_mean = 0, all = 0;
+    if (layer.key_rows.empty()) {
+      const auto squares = layer.first.sums.find(Moment::kKtk);
+      if (squares == layer.first.sums.end() || !layer.first.keys) return std::nullopt;
+      for (const double each : layer.first.keys->sums) of_mean += each * each / layer.first.keys->tokens;
+      const std::vector<double>& keys = squares->second.sums.data;
+      const auto d = static_cast<std::size_t>(layer.key_dim);
+      for (std::size_t i = 0; i < keys.size(); i += (i + 1) % (d * d) == 0 ? 1 : d + 1) all += keys[i];  // diagonals
+    }
     for (const std::vector<float>& rows : layer.key_rows) {
       std::vector<double> sum(static_cast<std::size_t>(layer.key_dim));
       for (std::size_t i = 0; i < rows.size(); ++i) {

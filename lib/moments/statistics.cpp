@@ -11,6 +11,7 @@
 #include "base/status.hpp"
 #include "base/text.hpp"
 #include "base/threads.hpp"
+#include "dump/chunk_file.hpp"
 #include "moments/statistics_file.hpp"
 
 namespace oscar {
@@ -249,12 +250,26 @@ std::vector<std::size_t> places_of(const Statistics& manifest, std::vector<Calib
   return places;
 }
 
+/// The file itself; of a folder, the moments of all ranks of a server in it.
+std::vector<std::filesystem::path> files_in(const std::filesystem::path& path) {
+  if (!std::filesystem::is_directory(path)) return {path};
+  std::vector<std::filesystem::path> files;
+  for (const int rank : numbered_entries(path, kMomentsOfRank, ".pt")) {
+    files.push_back(path / (kMomentsOfRank + std::to_string(rank) + ".pt"));
+  }
+  if (!files.empty()) return files;
+  throw DataError("the folder has no moments of a server (oscar_moments_rank<r>.pt)", path.string(),
+                  "name files of statistics; a folder with rows is a dump: --dump FOLDER");
+}
+
 /// In the order of what they were taken of.
 std::vector<Part> parts_of(const std::vector<std::filesystem::path>& paths) {
   std::vector<Part> parts;
   for (const auto& path : paths) {
-    Part& part = parts.emplace_back();
-    part.manifest = part.files.emplace_back(path).manifest();
+    for (const auto& file : files_in(path)) {
+      Part& part = parts.emplace_back();
+      part.manifest = part.files.emplace_back(file).manifest();
+    }
   }
   parts = join_shards(std::move(parts));
   const auto key = [](const Part& part) {

@@ -171,6 +171,33 @@ int heads_of(const LayerStatistics& layer, const std::string& where) {
   throw DataError("sums of different numbers of heads", where, kTakeAgain);
 }
 
+// Moments that a server kept (dump/server_file.hpp).
+
+Statistics manifest_of(const ServerFile& file) {
+  if (file.has_rows) throw DataError("these are rows", file.path, "give their folder as a dump: --dump FOLDER");
+  Statistics out{.model = file.model, .data = {file.data}, .windows = {}, .layers = {}};
+  if (file.ranks > 1) out.heads = {file.rank * file.kv_heads, file.kv_heads, file.model.num_key_value_heads};
+  for (const int id : file.layer_ids) {
+    out.layers.push_back(
+        {.layer_id = id, .key_dim = file.model.head_dim, .value_dim = file.value_dim, .first_data = {0}});
+  }
+  return out;
+}
+
+/// M_q is a mean over tokens and query heads, and S_v one over tokens by their scores; the others are sums.
+void add_sums(const ServerFile& file, LayerStatistics& layer) {
+  const auto tokens = static_cast<double>(file.data.tokens), queries = tokens * file.group;
+  const auto sums = [&](const char* name, int dim, double total) {
+    return MomentSums{MatrixStack::from(file.tensor(layer.layer_id, name, {file.kv_heads, dim, dim}), name),
+                      std::vector<double>(static_cast<std::size_t>(file.kv_heads), total)};
+  };
+  layer.first.sums[Moment::kQqt] = sums("M_q", layer.key_dim, queries);
+  for (double& entry : layer.first.sums[Moment::kQqt].sums.data) entry *= queries;
+  layer.first.sums[Moment::kKtk] = sums("M_k", layer.key_dim, tokens);
+  layer.sst = sums("S_v", layer.value_dim, 1);
+  layer.first.keys = KeySums{file.tensor(layer.layer_id, "k_sum", {file.kv_heads, layer.key_dim}).to_doubles(), tokens};
+}
+
 }  // namespace
 
 void write_statistics(const std::filesystem::path& path, const Statistics& statistics) {
@@ -179,9 +206,14 @@ void write_statistics(const std::filesystem::path& path, const Statistics& stati
   write_safetensors(path, tensors, {{"schema", kSchema}, {"manifest", to_json(statistics).dump()}}, Checksums::kYes);
 }
 
-StatisticsFile::StatisticsFile(const std::filesystem::path& path) : path_(path.string()), file_(path) {
+StatisticsFile::StatisticsFile(const std::filesystem::path& path) : path_(path.string()) {
+  if (path.extension() == ".pt") {
+    manifest_ = manifest_of(server_.emplace(path));
+    return;
+  }
+  file_.emplace(path);
   const auto again = [&](const char* what) { return DataError(what, path_, kTakeAgain); };
-  const auto& metadata = file_.metadata();
+  const auto& metadata = file_->metadata();
   if (!metadata.contains("schema") || metadata.at("schema") != kSchema || !metadata.contains("manifest")) {
     throw DataError("not a file of statistics", path_, "give files that oscar fit --save-stats wrote");
   }
@@ -207,12 +239,17 @@ StatisticsFile::StatisticsFile(const std::filesystem::path& path) : path_(path.s
       throw again("the manifest names data that it does not list");
     }
   }
-  if (listed == file_.tensors().size()) return;
+  if (listed == file_->tensors().size()) return;
   throw again("there are sums of layers, or under names, that the manifest does not list");
 }
 
 LayerStatistics StatisticsFile::read(const LayerStatistics& layer) const {
   LayerStatistics out = layer;
+  if (server_) {
+    add_sums(*server_, out);
+    require_sums_of_rows(out, manifest_, path_);
+    return out;
+  }
   const std::string prefix = prefix_of(layer.layer_id);
   for (const Moment moment : kSums) {
     const std::string name(name_of(moment));
@@ -248,17 +285,17 @@ LayerStatistics StatisticsFile::read(const LayerStatistics& layer) const {
 }
 
 std::vector<double> StatisticsFile::vector(const std::string& name, std::size_t size) const {
-  const TensorRef& tensor = file_.at(name);
+  const TensorRef& tensor = file_->at(name);
   if (tensor.dtype != DType::kF64 || static_cast<std::size_t>(num_elements(tensor.shape)) != size) {
     throw DataError("\"" + name + "\" has shape " + shape_text(tensor.shape) + " of " +
                         std::string(name_of(tensor.dtype)) + ", not " + std::to_string(size) + " float64 values",
                     path_, kTakeAgain);
   }
-  return file_.load(name).to_doubles();  // wherever the file is
+  return file_->load(name).to_doubles();  // wherever the file is
 }
 
 MatrixStack StatisticsFile::stack(const std::string& name, int dim) const {
-  const TensorRef& tensor = file_.at(name);
+  const TensorRef& tensor = file_->at(name);
   if (tensor.shape.size() != 3 || tensor.shape[1] != dim || tensor.shape[2] != dim || tensor.shape[0] < 1) {
     throw DataError("\"" + name + "\" has shape " + shape_text(tensor.shape) + ", not one of " + std::to_string(dim) +
                         " x " + std::to_string(dim) + " matrices",
@@ -296,13 +333,13 @@ void StatisticsFile::refuse(const std::string& name, const std::string& what) co
 }
 
 std::vector<std::vector<float>> StatisticsFile::rows(const std::string& name, int heads, int dim) const {
-  const TensorRef& tensor = file_.at(name);
+  const TensorRef& tensor = file_->at(name);
   const std::vector<std::int64_t>& shape = tensor.shape;
   if (tensor.dtype != DType::kF32 || shape.size() != 3 || shape[0] != heads || shape[1] < 1 || shape[2] != dim) {
     refuse(name,
            "has shape " + shape_text(shape) + " of " + std::string(name_of(tensor.dtype)) + ", which are no rows");
   }
-  const Tensor all = file_.load(name);
+  const Tensor all = file_->load(name);
   const std::span<const float> values = all.values<float>();
   if (!std::ranges::all_of(values, [](float x) { return std::isfinite(x); })) refuse(name, "is not finite");
   std::vector<std::vector<float>> out;
@@ -320,22 +357,22 @@ std::vector<SampledSequence> StatisticsFile::clip_sample(const std::string& pref
   for (std::size_t i = 0; has(prefix + sample_of(i) + ".q"); ++i) {
     const std::string own = prefix + sample_of(i);
     const auto load = [&](const char* part, int dim) {
-      const TensorRef& tensor = file_.at(own + part);
+      const TensorRef& tensor = file_->at(own + part);
       const bool floats = tensor.dtype == DType::kF32 || tensor.dtype == DType::kBF16 || tensor.dtype == DType::kF16;
       if (!floats || tensor.shape.size() != 3 || tensor.shape[0] < 1 || tensor.shape[1] < 1 || tensor.shape[2] != dim) {
         refuse(own + part, "has shape " + shape_text(tensor.shape) + ", which are no rows of a sequence");
       }
-      Tensor rows = file_.load(own + part);
+      Tensor rows = file_->load(own + part);
       const std::vector<double> values = rows.to_doubles();
       if (!std::ranges::all_of(values, [](double x) { return std::isfinite(x); })) {
         refuse(own + part, "is not finite");
       }
       return rows;
     };
-    if (file_.at(own + ".positions").dtype != DType::kI64) refuse(own + ".positions", "are no positions");
+    if (file_->at(own + ".positions").dtype != DType::kI64) refuse(own + ".positions", "are no positions");
     SampledSequence& each =
         sample.emplace_back(SampledSequence{load(".q", layer.key_dim), load(".k", layer.key_dim),
-                                            load(".v", layer.value_dim), file_.load(own + ".positions").to_int64()});
+                                            load(".v", layer.value_dim), file_->load(own + ".positions").to_int64()});
     const std::vector<std::int64_t>& positions = each.query_positions;
     const std::int64_t tokens = each.k.shape[0];
     const bool fits = each.k.shape[1] == heads && each.v.shape[1] == heads && each.v.shape[0] == tokens &&
@@ -349,14 +386,15 @@ std::vector<SampledSequence> StatisticsFile::clip_sample(const std::string& pref
 }
 
 StatisticsFile::Size StatisticsFile::size_of(const LayerStatistics& layer) const {
+  if (server_) return {.tokens = static_cast<double>(server_->data.tokens)};
   const std::string prefix = prefix_of(layer.layer_id);
   Size size;
-  if (has(prefix + "key.rows") && file_.at(prefix + "key.rows").shape.size() == 3) {
-    size.rows = file_.at(prefix + "key.rows").shape[1];
+  if (has(prefix + "key.rows") && file_->at(prefix + "key.rows").shape.size() == 3) {
+    size.rows = file_->at(prefix + "key.rows").shape[1];
   }
   for (const char* const name : {"vtv.total", "ktk.total", "qqt.total"}) {
     if (!has(prefix + name)) continue;
-    const std::vector<double> total = file_.load(prefix + name).to_doubles();
+    const std::vector<double> total = file_->load(prefix + name).to_doubles();
     if (!total.empty()) size.tokens = total.front();
     return size;
   }

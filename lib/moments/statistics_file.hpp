@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
-// One file of statistics (moments/statistics.hpp): its manifest at once, its sums layer by layer; and what sums must
-// be, in whatever file.
+// One file of statistics (moments/statistics.hpp), or of moments that a server kept (dump/server_file.hpp; its name
+// ends with .pt): its manifest at once, its sums layer by layer; and what sums must be, in whatever file.
 #pragma once
 
 #include <filesystem>
 #include <string>
 
+#include "dump/server_file.hpp"
 #include "moments/statistics.hpp"
 #include "tensor/safetensors.hpp"
 
@@ -31,7 +32,7 @@ class StatisticsFile {
   [[nodiscard]] Size size_of(const LayerStatistics& layer) const;
 
  private:
-  [[nodiscard]] bool has(const std::string& name) const { return file_.tensors().contains(name); }
+  [[nodiscard]] bool has(const std::string& name) const { return file_->tensors().contains(name); }
   [[nodiscard]] std::vector<double> vector(const std::string& name, std::size_t size) const;
   [[nodiscard]] MatrixStack stack(const std::string& name, int dim) const;
   [[nodiscard]] MomentSums moments(const std::string& name, int dim) const;
@@ -43,7 +44,8 @@ class StatisticsFile {
   [[noreturn]] void refuse(const std::string& name, const std::string& what) const;
 
   std::string path_;
-  SafetensorsFile file_;
+  std::optional<SafetensorsFile> file_;  // of ours
+  std::optional<ServerFile> server_;
   Statistics manifest_;
 };
 

@@ -289,7 +289,7 @@ class Machine {
 /// Makes a value of what the machine computed.
 class Builder {
  public:
-  Builder(std::size_t pickle_bytes, const std::function<Tensor(const PickledTensor&)>& make, const std::string& where)
+  Builder(std::size_t pickle_bytes, const std::function<PtValue(const PickledTensor&)>& make, const std::string& where)
       : bytes_left_(kMaxPickleCopies * pickle_bytes), make_(make), where_(where) {}
 
   PtValue build(const Node& node, int depth) {
@@ -326,7 +326,7 @@ class Builder {
     }
     return {std::move(out)};
   }
-  PtValue build_value(const PickledTensor& tensor, int) { return {make_(tensor)}; }
+  PtValue build_value(const PickledTensor& tensor, int) { return make_(tensor); }
   PtValue build_value(Callable, int) { refuse("it holds a function as a value"); }
   PtValue build_value(DType, int) { refuse("it holds a type as a value"); }
   PtValue build_value(const Storage&, int) { refuse("it holds a storage as a value"); }
@@ -338,7 +338,7 @@ class Builder {
   }
 
   std::size_t bytes_left_;
-  const std::function<Tensor(const PickledTensor&)>& make_;
+  const std::function<PtValue(const PickledTensor&)>& make_;
   const std::string& where_;
 };
 
@@ -391,7 +391,7 @@ Tensor gather(const PickledTensor& view, std::span<const std::byte> record) {
   return out;
 }
 
-PtValue read_pickle(std::span<const char> bytes, const std::function<Tensor(const PickledTensor&)>& make,
+PtValue read_pickle(std::span<const char> bytes, const std::function<PtValue(const PickledTensor&)>& make,
                     const std::string& where) {
   std::deque<Node> nodes;
   const Node& value = Machine(bytes, where, nodes).run();

@@ -49,8 +49,8 @@ void require_inside(const PickledTensor& view, std::uint64_t record_bytes, const
 [[nodiscard]] Tensor gather(const PickledTensor& view, std::span<const std::byte> record);
 
 /// The value of a pickle; `make` is called for every tensor in it. where: the file. Throws DataError, as `make` may.
-[[nodiscard]] PtValue read_pickle(std::span<const char> pickle, const std::function<Tensor(const PickledTensor&)>& make,
-                                  const std::string& where);
+[[nodiscard]] PtValue read_pickle(std::span<const char> pickle,
+                                  const std::function<PtValue(const PickledTensor&)>& make, const std::string& where);
 
 /// The pickle of a value. Its tensors come into `tensors`; the elements of the i-th are the record "i".
 [[nodiscard]] std::string write_pickle(const PtValue& value, std::vector<const Tensor*>& tensors);

@@ -76,6 +76,7 @@ class Writer {
     out_ += ")RtR";  // EMPTY_TUPLE, REDUCE, TUPLE, REDUCE
     tensors_.push_back(&tensor);
   }
+  void operator()(const TensorLocation&) { OSCAR_CHECK(false); }  // of a value that was only located
   void add(const PtValue& value) { std::visit(*this, value.value); }
 
   [[nodiscard]] std::string finish() { return "\x80\x02" + out_ + '.'; }

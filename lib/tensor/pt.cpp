@@ -43,7 +43,7 @@ class Archive {
   }
 
   /// The value, with what `make` makes of its tensors.
-  PtValue read(const std::function<Tensor(const PickledTensor&)>& make) {
+  PtValue read(const std::function<PtValue(const PickledTensor&)>& make) {
     const std::string name = folder_ + "data.pkl";
     const ZipMember member = directory_.find(name);
     std::string pickle(member.size, '\0');
@@ -124,7 +124,7 @@ const PtValue* PtValue::find(std::int64_t key) const {
 
 PtValue read_pt(const std::filesystem::path& path) {
   Archive archive(path);
-  return archive.read([&](const PickledTensor& tensor) { return archive.tensor_of(tensor); });
+  return archive.read([&](const PickledTensor& tensor) { return PtValue{archive.tensor_of(tensor)}; });
 }
 
 Tensor read_pt_tensor(const std::filesystem::path& path) {
@@ -136,21 +136,21 @@ Tensor read_pt_tensor(const std::filesystem::path& path) {
   return std::move(*tensor);
 }
 
-TensorLocation locate_pt_tensor(const std::filesystem::path& path) {
+PtValue locate_pt(const std::filesystem::path& path) {
   Archive archive(path);
-  TensorLocation location;
-  const PtValue value = archive.read([&](const PickledTensor& tensor) {
+  return archive.read([&](const PickledTensor& tensor) {
     const std::uint64_t offset = archive.offset_of(tensor);
     if (!tensor.is_contiguous()) {
       throw DataError("the tensor is a strided view", path.string(), "save it with .contiguous()");
     }
-    location = {tensor.dtype, tensor.shape, offset};
-    return Tensor();
+    return PtValue{TensorLocation{tensor.dtype, tensor.shape, offset}};
   });
-  if (value.get_if<Tensor>() == nullptr) {
-    throw DataError("expected an archive with one bare tensor", path.string(), "check that this is a dump's chunk");
-  }
-  return location;
+}
+
+TensorLocation locate_pt_tensor(const std::filesystem::path& path) {
+  const PtValue value = locate_pt(path);
+  if (const auto* location = value.get_if<TensorLocation>(); location != nullptr) return *location;
+  throw DataError("expected an archive with one bare tensor", path.string(), "check that this is a dump's chunk");
 }
 
 void write_pt(const std::filesystem::path& path, const PtValue& value) {

@@ -24,7 +24,7 @@ struct PtItem;
 using PtDict = std::vector<PtItem>;
 
 struct PtValue {
-  std::variant<std::monostate, bool, std::int64_t, double, std::string, Tensor, PtList, PtDict> value;
+  std::variant<std::monostate, bool, std::int64_t, double, std::string, Tensor, TensorLocation, PtList, PtDict> value;
 
   /// The member of a dict under a string key, or under an integer key (which also matches its decimal string); null if
   /// absent or if this is not a dict.
@@ -52,6 +52,9 @@ inline bool PtValue::operator==(const PtValue& other) const { return value == ot
 /// Writes atomically.
 void write_pt(const std::filesystem::path& path, const PtValue& value);
 
+/// Reads an archive without the elements of its tensors: in the place of each is where it lies. Throws DataError as
+/// read_pt does, and for a tensor that is not contiguous.
+[[nodiscard]] PtValue locate_pt(const std::filesystem::path& path);
 /// Tells where the one tensor of an archive lies, without reading the payload. Throws DataError as read_pt_tensor does,
 /// and for a tensor that is not contiguous.
 [[nodiscard]] TensorLocation locate_pt_tensor(const std::filesystem::path& path);

@@ -61,6 +61,7 @@ struct TensorLocation {
   DType dtype = DType::kF32;
   std::vector<std::int64_t> shape;
   std::uint64_t offset = 0;
+  [[nodiscard]] bool operator==(const TensorLocation&) const = default;
 };
 
 /// A place in an open file. Negative descriptor: none.

@@ -44,6 +44,7 @@ int read_npy(const std::uint8_t* data, std::size_t size) {
 }
 
 int read_pt(const std::uint8_t* data, std::size_t size) {
+  with_file(data, size, [](const auto& path) { (void)oscar::locate_pt(path); });
   return with_file(data, size, [](const auto& path) { (void)oscar::read_pt(path); });
 }
 

@@ -11,6 +11,7 @@
 #include "dump/dump_index.hpp"
 #include "dump/folder_source.hpp"
 #include "dump/rank_source.hpp"
+#include "dump/server_file.hpp"
 #include "model/weights/checkpoint.hpp"
 #include "set/convert.hpp"
 #include "set/set.hpp"
@@ -258,9 +259,17 @@ Inspection inspect_folder(const fs::path& folder) {
     return inspect_latent_rotations(folder);
   }
   if (!entries(folder, "layer_", "").empty()) return inspect_dump(folder);
+  std::vector<Inspection> found;  // all that a server leaves in one folder
   if (!entries(folder, "k_rotation", ".pt").empty() || !entries(folder, "v_rotation", ".pt").empty()) {
-    return inspect_sides(folder);
+    found.push_back(inspect_sides(folder));
   }
+  if (!entries(folder, kMomentsOfRank, ".pt").empty()) found.push_back(inspect_statistics(folder));
+  if (!entries(folder, kRowsOfRank, ".pt").empty()) found.push_back(inspect_dump(folder));
+  for (std::size_t i = 1; i < found.size(); ++i) {
+    found.front().facts[found[i].kind] = found[i].facts;
+    for (const std::string& problem : found[i].problems) found.front().problems.push_back(problem);
+  }
+  if (!found.empty()) return found.front();
   throw DataError("the folder holds nothing that oscar knows", folder.string(),
                   "give a dump, a set, a model folder or a zoo");
 }

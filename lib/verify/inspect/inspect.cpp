@@ -10,6 +10,7 @@
 
 #include "base/errors.hpp"
 #include "base/files.hpp"
+#include "dump/server_file.hpp"
 #include "model/weights/checkpoint.hpp"
 #include "moments/statistics.hpp"
 #include "set/formats.hpp"
@@ -97,21 +98,20 @@ Inspection inspect_rotations(const std::filesystem::path& path) {
   return {"rotation file (.pt)", facts, problems_of(checks)};
 }
 
-Inspection inspect_statistics(const std::filesystem::path& path) {
-  const Statistics statistics = read_statistics({path});
-  const LayerStatistics& layer = statistics.layers.front();
-  Json layers = Json::array(), sums = Json::array();
-  for (const LayerStatistics& each : statistics.layers) layers.push_back(each.layer_id);
-  for (const auto& [moment, moments] : layer.first.sums) sums.push_back(name_of(moment));
-  if (layer.first.fisher) sums.push_back("fisher");
-  if (layer.first.keys) sums.push_back("keys");
-  if (layer.sst) sums.push_back("sst");
-  const CalibrationData data = calibration_of(statistics.data);
-  Json facts{
-      {"model", statistics.model.id}, {"layers", layers}, {"parts", statistics.data.size()}, {"tokens", data.tokens}};
-  if (data.image_tokens > 0) facts["image_tokens"] = data.image_tokens;
-  facts["sums"] = sums;
-  return {"statistics (oscar.statistics.v1)", facts, {}};
+/// What one rank of a server kept of its calibration. Of rows every value is looked at.
+Inspection inspect_server_file(const std::filesystem::path& path) {
+  const ServerFile file(path);
+  if (!file.has_rows) return inspect_statistics(path);
+  Inspection found{"rows of a server's calibration", {{"model", file.model.id}, {"layers", file.layer_ids}}, {}};
+  found.facts.update({{"tokens", file.data.tokens}, {"tokens_per_query", file.stride}});
+  found.facts["rank"] = fmt::format("{} of {}", file.rank, file.ranks);
+  for (const int id : file.layer_ids) {
+    for (const char* const name : {"k", "v", "q_samples"}) {
+      if (is_finite(file.tensor(id, name))) continue;
+      found.problems.push_back(fmt::format("layer {}: {} holds values that are NaN or infinite", id, name));
+    }
+  }
+  return found;
 }
 
 Inspection inspect_safetensors(const std::filesystem::path& path) {
@@ -255,6 +255,29 @@ void append_facts(const Json& facts, const std::string& indent, std::string& tex
 
 }  // namespace
 
+Inspection inspect_statistics(const std::filesystem::path& path) {
+  const Statistics statistics = read_statistics({path});
+  const LayerStatistics& layer = statistics.layers.front();
+  Json layers = Json::array(), sums = Json::array();
+  for (const LayerStatistics& each : statistics.layers) layers.push_back(each.layer_id);
+  for (const auto& [moment, moments] : layer.first.sums) sums.push_back(name_of(moment));
+  if (layer.first.fisher) sums.push_back("fisher");
+  if (layer.first.keys) sums.push_back("keys");
+  if (layer.sst) sums.push_back("sst");
+  const CalibrationData data = calibration_of(statistics.data);
+  Json facts{
+      {"model", statistics.model.id}, {"layers", layers}, {"parts", statistics.data.size()}, {"tokens", data.tokens}};
+  if (data.image_tokens > 0) facts["image_tokens"] = data.image_tokens;
+  facts["sums"] = sums;
+  if (const HeadRange& heads = statistics.heads; !heads.whole()) {
+    facts["kv_heads"] = fmt::format("{} to {} of {}", heads.first, heads.first + heads.count - 1, heads.total);
+  }
+  const bool all_ranks = fs::is_directory(path), theirs = path.extension() == ".pt" || all_ranks;
+  Inspection found{theirs ? "moments of a server's calibration" : "statistics (oscar.statistics.v1)", facts, {}};
+  if (all_ranks && !statistics.heads.whole()) found.problems.emplace_back("moments of some ranks are missing");
+  return found;
+}
+
 std::vector<Check> structure_of(const verify::Subject& subject, const verify::Expectation& expected) {
   std::vector<Check> checks;
   verify::check_shared(subject, expected, checks);
@@ -273,7 +296,9 @@ std::vector<std::string> problems_of(const std::vector<Check>& checks) {
 }
 
 Inspection inspect_pt(const std::filesystem::path& path) {
+  if (path.filename().string().starts_with(kRowsOfRank)) return inspect_server_file(path);  // which may be large
   const PtValue archive = read_pt(path);
+  if (is_server_file(archive)) return inspect_server_file(path);
   if (const auto* tensor = archive.get_if<Tensor>()) return inspect_tensor("tensor file (.pt)", *tensor);
   if (archive.find("format_version") != nullptr && archive.find("layers") != nullptr) {
     return inspect_rotations(path);

@@ -38,9 +38,12 @@ void require_sound_set(const std::filesystem::path& folder);
 
 // Kinds with a file of their own; all throw DataError if something is damaged.
 
-/// A .pt archive: a rotation file of format v1, v2 or v3, a bare tensor, or something else.
+/// A file of statistics; or the moments that a rank of a server kept, or all ranks in a folder.
+[[nodiscard]] Inspection inspect_statistics(const std::filesystem::path& path);
+/// A .pt archive: a rotation file of format v1, v2 or v3, what a server kept of its calibration, a bare tensor, or
+/// something else.
 [[nodiscard]] Inspection inspect_pt(const std::filesystem::path& path);
-/// A dump, a set, bare rotation files (of both sides, or MLA's), a model or a zoo.
+/// A dump, a set, bare rotation files (of both sides, or MLA's) and what a server kept beside them, a model or a zoo.
 [[nodiscard]] Inspection inspect_folder(const std::filesystem::path& folder);
 
 /// The structure checks of verify that need nothing but the part and what its set says of the model.

@@ -14,6 +14,7 @@ from pathlib import Path
 import gguf
 import h5py
 import numpy
+import server_calibration
 import torch
 from safetensors.numpy import save_file
 
@@ -49,6 +50,11 @@ torch.save([None, True, 1, 1 << 40, 2.5, "text", (1, 2)], place("pt", "values"))
 shared = torch.arange(6, dtype=torch.bfloat16).reshape(2, 3)
 torch.save(OrderedDict(a=shared, b=shared.T, c={"list": [shared[1:]]}), place("pt", "views"))
 torch.save(torch.quantize_per_tensor(torch.zeros(2), 0.1, 3, torch.quint8), place("pt", "quantised"))
+server_calibration.LAYERS, server_calibration.LENGTHS, server_calibration.TOKENS, server_calibration.DIM = (0,), (3,), 3, 4
+with tempfile.TemporaryDirectory() as folder:
+    server_calibration.save(Path(folder), server_calibration.made_rows(), scaling=0.5)
+    for kind in ("moments", "rows"):
+        place("statistics", f"server_{kind}").write_bytes((Path(folder) / f"oscar_{kind}_rank0.pt").read_bytes())
 
 sample = Path(__file__).parents[3] / "zoo"
 index = json.loads((sample / "index.json").read_text())

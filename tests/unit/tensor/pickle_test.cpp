@@ -15,7 +15,7 @@ using namespace std::string_literals;
 PtValue read(const std::string& opcodes) {
   const std::string pickle = "\200\002"s + opcodes + ".";
   return read_pickle(
-      pickle, [](const PickledTensor& tensor) { return Tensor(tensor.dtype, tensor.shape); }, "a.pt");
+      pickle, [](const PickledTensor& tensor) { return PtValue{Tensor(tensor.dtype, tensor.shape)}; }, "a.pt");
 }
 
 std::string text(const std::string& value) {
