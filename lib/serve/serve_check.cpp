@@ -25,11 +25,6 @@ using serve::Prediction;
 using serve::Predictions;
 using serve::ServedPosition;
 
-/// An agreement that only the set itself, or a codec that is nearly its own, reaches.
-constexpr double kBeyondDoubt = 0.95;
-/// How much more another codec must agree to be taken for the server's.
-constexpr double kClearlyMore = 0.05;
-
 /// A random stretch of a random text that is long enough; empty if none is.
 TokenSequence random_span(const std::vector<TokenSequence>& texts, std::size_t tokens, std::mt19937_64& random) {
   std::vector<const TokenSequence*> long_enough;
@@ -158,47 +153,12 @@ Predictions ask_reference(const serve::AskServer& ask, const serve::TokenNames& 
   return predictions;
 }
 
-/// What a server might do instead with the same rotations.
-std::vector<KvMethod> with_other_codecs(const KvMethod& set) {
-  struct Choice {
-    const char* name;
-    Grid grid;
-    double key_clip, value_clip;
-  };
-  static constexpr Choice kChoices[] = {
-      {"minmax without clipping", Grid::kMinMax, 0, 0},
-      {"minmax with clip ratios 0.96 and 0.92", Grid::kMinMax, kPublishedKeyClip, kPublishedValueClip}};
-  std::vector<KvMethod> others;
-  for (const Choice& choice : kChoices) {
-    KvMethod other = set;
-    other.name = choice.name;
-    bool differs = false;
-    for (auto& [id, layer] : other.layers) {
-      for (auto* side : {&layer.key, &layer.value}) {
-        const HistoryCodec before = side->codec;
-        side->codec.grid = choice.grid;
-        side->codec.clip_ratio = side == &layer.key ? choice.key_clip : choice.value_clip;
-        side->codec.head_clip_ratios.clear();
-        differs = differs || !(side->codec == before);
-      }
-    }
-    if (differs) others.push_back(std::move(other));
-  }
-  return others;
-}
-
 void predict_by_model(ModelRunner& runner, const std::vector<Dialogue>& dialogues, const ServedSet& set,
                       Backend& backend, ServeCheckReport& report) {
   const Predictions exact = run_model(runner, dialogues, nullptr, backend);
   const Predictions predicted = run_model(runner, dialogues, &set.method, backend);
   report.differences = compare(dialogues, exact, &predicted);
   report.has_prediction = true;
-  if (report.differences.agreement >= kBeyondDoubt) return;
-  const auto try_instead = [&](const KvMethod& other) {
-    const Predictions instead = run_model(runner, dialogues, &other, backend);
-    return OtherMethod{other.name, compare(dialogues, exact, &instead).agreement};
-  };
-  for (const KvMethod& other : with_other_codecs(set.method)) report.other_codecs.push_back(try_instead(other));
 }
 
 // What a server says of its own rotations. OSCAR's SGLang calibrates itself at its start where it does not find its
@@ -259,12 +219,6 @@ std::vector<std::string> why_other_settings(const serve::AskServer& ask, const S
   return reasons;
 }
 
-/// The one that agrees clearly more with the server than the set does; null: none.
-const OtherMethod* better_than_the_set(const std::vector<OtherMethod>& others, double agreement) {
-  const auto best = std::ranges::max_element(others, {}, &OtherMethod::agreement);
-  return best != others.end() && best->agreement > agreement + kClearlyMore ? &*best : nullptr;
-}
-
 void judge_by_model(const ServeCheckOptions& options, ServeCheckReport& report) {
   const serve::ServedDifferences& found = report.differences;
   const double ratio = found.measured_kl / std::max(found.predicted_kl, 1e-300);
@@ -276,10 +230,6 @@ void judge_by_model(const ServeCheckOptions& options, ServeCheckReport& report) 
   if (found.agreement < options.min_agreement) {
     report.reasons.push_back(fmt::format("what changes is not what the set changes: agreement {:.2f}, below {:.2f}",
                                          found.agreement, options.min_agreement));
-  }
-  if (const OtherMethod* codec = better_than_the_set(report.other_codecs, found.agreement)) {
-    report.reasons.push_back(fmt::format("the codec looks like {}: agreement {:.2f}, with the set's own {:.2f}",
-                                         codec->name, codec->agreement, found.agreement));
   }
 }
 
@@ -348,10 +298,6 @@ Json to_json(const ServeCheckReport& report, const ServeCheckOptions& options) {
   document["agreement"] = found.agreement;
   document["predicted_same_top"] = found.predicted_same_top;
   document["limits"] = {{"ratio", {options.min_ratio, options.max_ratio}}, {"agreement", options.min_agreement}};
-  Json& codecs = document["other_codecs"] = Json::array();
-  for (const OtherMethod& other : report.other_codecs) {
-    codecs.push_back({{"name", other.name}, {"agreement", other.agreement}});
-  }
   return document;
 }
 

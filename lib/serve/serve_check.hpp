@@ -2,9 +2,8 @@
 // Does a running server use this rotation set? It continues prompts greedily, and the same tokens get probabilities
 //   from the model      with exact attention, and once more as a server with this set would: prompts read exactly,
 //                       generated tokens over the packed cache. A server that does not quantise has a measured KL near
-//                       0 and no agreement with the set, one with another rotation changes other things by other
-//                       amounts. Where agreement leaves a doubt, the same rotation with other
-//                       codecs is tried: a server that agrees more with one of those uses it.
+//                       0 and no agreement with the set, one with another rotation or codec changes other things
+//                       by other amounts.
 //   or from a reference a server in bfloat16: nothing says then what the set would do, only that the cache is
 //                       quantised, and not badly.
 // Non-goals: servers whose prefill reads packed keys of the same prompt (chunked prefill).
@@ -77,18 +76,11 @@ struct ServeCheckOptions {
   double min_kl = 0.001, max_kl = 0.5;
 };
 
-/// The set's rotations with another codec.
-struct OtherMethod {
-  std::string name;
-  double agreement = 0;
-};
-
 struct ServeCheckReport {
   std::string served_model;
   int prompts = 0, needles = 0, needles_found = 0;
   serve::ServedDifferences differences;
-  bool has_prediction = false;            // by the model; else by a reference
-  std::vector<OtherMethod> other_codecs;  // that were tried
+  bool has_prediction = false;  // by the model; else by a reference
   bool accepted = false;
   std::vector<std::string> reasons;
 };
