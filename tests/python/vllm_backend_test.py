@@ -398,11 +398,11 @@ class BackendTest(unittest.TestCase):
         self.assertIsNone(spec_of({NAME: other}).state_content_bytes)
 
     def test_pages_beside_layers_with_sliding_windows_hold_as_many_tokens_as_fit(self):
-        """Of five blocks that a page has room for, four on CUDA: 80 tokens are no page of the kernels."""
+        """Of five blocks that a page has room for, four: 80 tokens are no page of the kernels."""
         self.serve(coded_set(sink=16))
         sliding = vllm_fakes.FakeAttention("model.layers.4.self_attn.attn", vllm_fakes.FakeImpl, SPEC)
         alone, beside = spec_of(layers()), spec_of(layers(**{sliding.layer_name: sliding}))
-        self.assertEqual((beside.page_size_bytes, beside.block_size), (SPEC.page_size_bytes, (4 if DEVICE == "cuda" else 5) * BLOCK))
+        self.assertEqual((beside.page_size_bytes, beside.block_size), (SPEC.page_size_bytes, 4 * BLOCK))
         self.assertEqual((alone.block_size, beside.state_content_bytes), (BLOCK, alone.state_content_bytes))
 
     def test_blocks_of_a_hybrid(self):

@@ -140,11 +140,9 @@ def pack_specs() -> None:
                     vllm_config.compilation_config.static_forward_context.values()
                     if isinstance(layer, AttentionLayer) and not is_packed(layer)), default=0)
         if page > packed.page_size_bytes:
-            # vLLM gives all layers pages of one size, here that of layers with sliding windows: as many tokens as fit share one. Kernels
-            # may not serve blocks of so many; a token takes no more bytes then.
-            blocks = page // packed.page_size_bytes
-            if current_platform.device_type == "cuda":
-                blocks = 1 << (blocks.bit_length() - 1)  # pages of the kernels
+            # vLLM gives all layers pages of one size, here that of layers with sliding windows: as many tokens as fit share one, in a power of
+            # two of blocks. Kernels take such pages, and vLLM finds prefixes in the least common multiple of what layers of other sizes have.
+            blocks = 1 << ((page // packed.page_size_bytes).bit_length() - 1)
             packed = replace(packed_in(spec.block_size * blocks), page_size_padded=page)
         _plan_windows(self.impl, vllm_config)
         return packed
