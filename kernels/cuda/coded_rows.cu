@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/errors.hpp"
-#include "kernels/cuda/coded_rows.hpp"
+#include "kernels/cuda/row_codec.hpp"
 #include "kernels/cuda/warp.cuh"
 #include "kernels/reference/coded_row.hpp"
 

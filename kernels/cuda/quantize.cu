@@ -8,7 +8,6 @@
 
 #include "base/errors.hpp"
 #include "kernels/arguments.hpp"
-#include "kernels/cuda/coded_rows.hpp"
 #include "kernels/cuda/context.hpp"
 #include "kernels/cuda/ops.hpp"
 #include "kernels/cuda/row_codec.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The row codec on rows that are on the GPU already; the equations stand in kernels/README.md.
+// The row codecs on rows that are on the GPU already; the equations stand in kernels/README.md.
 #pragma once
 
 #include <cstdint>
@@ -28,5 +28,12 @@ inline constexpr std::size_t kMaxCodecs = 64;
 /// and for rows of more than 1024 values.
 void quantize_rows(const Context& context, const RowsView& rows, std::span<const HistoryCodec> codecs,
                    Precision precision, const CodecOutput& out, int first_head = 0);
+
+/// Encodes and decodes every row as the coded cache does, to the bit of kernels/reference/coded_row.hpp. The view's
+/// heads are those from first_head on; params has two a row, whose scales are those of its wide and of its narrow
+/// channels. Throws std::logic_error for formats that require_valid() refuses or that have another dimension,
+/// UsageError for rows of more than 1024 values.
+void code_rows(const Context& context, const RowsView& rows, const HistoryCodec& codec, Precision precision,
+               const CodecOutput& out, int first_head);
 
 }  // namespace oscar::cuda

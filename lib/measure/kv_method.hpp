@@ -19,6 +19,8 @@
 namespace oscar {
 
 class Backend;
+struct CodedPart;
+struct RotationPart;
 
 /// What a method may know beside the rows.
 struct SequenceContext {
@@ -144,5 +146,12 @@ struct BitsPerElement {
   std::int64_t context = 0;                         // T
 };
 [[nodiscard]] BitsPerElement bits_per_element(const KvMethod& method, std::int64_t context);
+
+/// Returns rotations as a method, which has copies of their matrices. Clip ratios that they do not know are the
+/// published constants.
+[[nodiscard]] KvMethod method_of(const RotationPart& rotations, Windows windows);
+/// Returns the coded cache as a method. Keys that are stored before RoPE are decoded, turned and rounded to bfloat16
+/// before attention reads them.
+[[nodiscard]] KvMethod method_of(const CodedPart& coded, Windows windows);
 
 }  // namespace oscar

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT
-#include "measure/set_method.hpp"
-
 #include <algorithm>
 #include <memory>
 
 #include "kernels/backend.hpp"
+#include "measure/kv_method.hpp"
 #include "set/set.hpp"
 
 namespace oscar {

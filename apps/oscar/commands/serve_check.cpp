@@ -10,7 +10,7 @@
 #include "base/text.hpp"
 #include "commands/commands.hpp"
 #include "console.hpp"
-#include "measure/set_method.hpp"
+#include "measure/kv_method.hpp"
 #include "model_input.hpp"
 #include "options.hpp"
 #include "remote/curl_call.hpp"

@@ -11,7 +11,7 @@
 #include "base/check.hpp"
 #include "base/status.hpp"
 #include "measure/keys_read.hpp"
-#include "measure/set_method.hpp"
+#include "measure/kv_method.hpp"
 
 namespace oscar {
 namespace {

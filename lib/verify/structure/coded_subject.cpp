@@ -9,7 +9,7 @@
 #include <optional>
 
 #include "base/threads.hpp"
-#include "measure/set_method.hpp"
+#include "measure/kv_method.hpp"
 #include "model/run/runner.hpp"
 #include "verify/structure/checks.hpp"
 #include "verify/structure/matrix.hpp"

@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "base/text.hpp"
-#include "measure/set_method.hpp"
+#include "measure/kv_method.hpp"
 #include "verify/structure/checks.hpp"
 #include "verify/structure/objective.hpp"
 #include "verify/verdict/verdict.hpp"

@@ -7,7 +7,7 @@
 
 #include "kernels/backend.hpp"
 #include "measure/peers/baselines.hpp"
-#include "measure/set_method.hpp"
+#include "set/coded_part.hpp"
 #include "support/support.hpp"
 #include "unit/kernels/gaussian.hpp"
 

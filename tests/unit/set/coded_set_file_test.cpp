@@ -7,7 +7,7 @@
 
 #include "base/atomic_file.hpp"
 #include "base/files.hpp"
-#include "measure/set_method.hpp"
+#include "measure/kv_method.hpp"
 #include "set/manifest.hpp"
 #include "set/set_folder.hpp"
 #include "support/support.hpp"

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <mutex>
 
+#include "measure/kv_method.hpp"
 #include "measure/peers/baselines.hpp"
 #include "measure/predictions/model_metrics.hpp"
-#include "measure/set_method.hpp"
 #include "unit/model/random_model.hpp"
 #include "unit/verify/sample.hpp"
 #include "verify/verify.hpp"
