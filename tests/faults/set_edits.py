@@ -164,7 +164,7 @@ IN_MANIFEST = {
         "windows.sink": 0, "windows.recent": 4096, "model.num_layers": 8, "model.head_dim": 64, "model.num_key_value_heads": 7,
         "calibration.tokens": 3, "readers.vllm": "coded", "readers.sglang": "with_means"}.items()},
     "manifest-few-layers": member("model.num_layers", 2),
-    "manifest-verdict": member("verification.readers.vllm.part", "coded"),
+    "manifest-verdict": member("verification.readers.sglang.part", "coded"),
     "manifest-part": manifest(lambda document: document["parts"].update(with_means=document["parts"]["rotations"])),
     "manifest-layer-missing": of_layers(lambda layers: layers.remove(layers[1])),
     "manifest-layer-twice": of_layers(lambda layers: layers.append(layers[1])),
