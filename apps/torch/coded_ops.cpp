@@ -2,16 +2,15 @@
 // torch.ops.oscar.coded_layout, coded_turn, coded_pack, coded_unpack, coded_decode and coded_decode_workspace (bytes
 // that it needs on CUDA): oscar/coded_pack.h and coded_attention.h for tensors. All but the first two can be captured
 // in a CUDA graph.
-//   k_turn   uint8, of keys before RoPE: what coded_turn made on the CPU, of pairs int32 (head_dim / 2, 2) and of
-//   float32:
-//            frequencies (head_dim / 2), basis and inverse (num_kv_heads, head_dim, head_dim), mean (num_kv_heads,
+//   k_turn   uint8, of keys before RoPE: what coded_turn made on the CPU, of pairs int32 (head_dim / 2, 2); of float32
+//            frequencies (head_dim / 2), basis and inverse (num_kv_heads, head_dim, head_dim) and mean (num_kv_heads,
 //            head_dim)
 //   k_positions  int32 (tokens); k_far: whether texts are beyond the near context of LongRoPE
 //   format   on the CPU: bits uint8 (num_kv_heads, head_dim / 8), steps and sigmas float32 (num_kv_heads, head_dim)
 //   layout   int64 (7) on the CPU, for coded_pack and coded_decode a list: head_dim, num_kv_heads, key operands, value
 //            operands, planes, bytes of a token, bytes of the reader's tables
-//   tables   uint8: the reader's and the writer's, if for_gpu, then the format; made on the CPU, used where the pages
-//   are pages    uint8 (pages, page_size, bytes of a token): each page is dense, and its bytes are planes, not rows
+//   tables   uint8: the reader's and the writer's, if for_gpu, then the format; made on the CPU, used beside the pages
+//   pages    uint8 (pages, page_size, bytes of a token): each page is dense, and its bytes are planes, not rows
 //   k_norm_weight, norm_epsilon, positions, cos_sin, interleaved, k_finished: what oscar_norm_rope has. float32 or
 //            bfloat16: k_norm_weight (head_dim), cos_sin (any number, rotary_dim). int32 or int64: positions (tokens).
 //            bfloat16: k_finished (tokens, num_kv_heads, head_dim), to be written; it may be k itself

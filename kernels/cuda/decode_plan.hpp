@@ -20,7 +20,6 @@ struct SplitRule {
   int window_pieces;
 
   static constexpr int kMostPieces = 256, kMostWindowPieces = 3;
-  static constexpr int kMostSplits = kMostPieces + kMostWindowPieces;
 
   /// Returns the rule for `units` sequences times KV heads. Few leave no multiprocessor idle only if they are cut
   /// finely; many do not need that, and what a block costs besides its tokens then is the smaller part.

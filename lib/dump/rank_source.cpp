@@ -201,9 +201,10 @@ RankLayout calibration_in(const fs::path& folder) {
                      &first = *layout.files.front();
     for (const int id : file.layer_ids) found[id].push_back(rank);
     layout.ranks = first.ranks;
-    if (first.stride > 1)
-      layout.remark = "the server kept rows of " + plural(std::ssize(first.layer_ids), "layer") +
-                      ", and one query in " + std::to_string(first.stride) + ", which stands for those nearest to it";
+    layout.remark = "the server kept rows of " + plural(std::ssize(first.layer_ids), "layer") +
+                    (first.stride == 1 ? ""
+                                       : ", and one query in " + std::to_string(first.stride) +
+                                             ", which stands for those nearest to it");
     if (file.rank == rank && file.ranks == first.ranks && file.model == first.model && file.data == first.data)
       continue;
     throw DataError(file.rank != rank ? "the file says that it is of rank " + std::to_string(file.rank)

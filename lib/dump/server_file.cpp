@@ -12,6 +12,8 @@
 namespace oscar {
 namespace {
 
+constexpr int kMostLayers = 100'000;
+
 /// Null if there is no such member, or another value.
 template <class T>
 const T* member_of(const PtValue* dict, const auto& name) {
@@ -50,7 +52,7 @@ ServerFile::ServerFile(const std::filesystem::path& path_) : path(path_.string()
   }
   for (const auto& [key, layer] : *content.find("layers")->get_if<PtDict>()) {
     const auto* const id = key.get_if<std::int64_t>();
-    if (id == nullptr || *id < 0 || *id >= INT32_MAX) refuse("a layer has no number");
+    if (id == nullptr || *id < 0 || *id >= kMostLayers) refuse("a layer has no number, or one beyond all models");
     layer_ids.push_back(static_cast<int>(*id));
     if (number(layer, "count", 1) != data.tokens) refuse("layers count other tokens than the file");
     const auto* const seen = member_of<TensorLocation>(&layer, has_rows ? "q_samples" : "rho");

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+// Parts of a set as methods: method_of() of kv_method.hpp.
 #include <algorithm>
 #include <memory>
 

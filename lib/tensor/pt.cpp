@@ -54,23 +54,23 @@ class Archive {
 
   Tensor tensor_of(const PickledTensor& tensor) {
     const ZipMember record = record_of(tensor);
+    return gather(tensor, file_.bytes().subspan(record.offset, record.size));
+  }
+
+  [[nodiscard]] std::uint64_t offset_of(const PickledTensor& tensor) {
+    const ZipMember record = record_of(tensor);
+    return record.size == 0 ? 0 : record.offset + static_cast<std::uint64_t>(tensor.offset) * size_of(tensor.dtype);
+  }
+
+ private:
+  /// The record of a tensor that lies inside it. All tensors together have no more bytes than the archive accounts for.
+  [[nodiscard]] ZipMember record_of(const PickledTensor& tensor) {
     const auto elements = static_cast<std::uint64_t>(num_elements(tensor.shape));
     if (elements > bytes_left_ / size_of(tensor.dtype)) {
       throw DataError("the tensors have more elements than the archive accounts for", path_,
                       "save them with .contiguous(), each of them once");
     }
     bytes_left_ -= elements * size_of(tensor.dtype);
-    return gather(tensor, file_.bytes().subspan(record.offset, record.size));
-  }
-
-  [[nodiscard]] std::uint64_t offset_of(const PickledTensor& tensor) const {
-    const ZipMember record = record_of(tensor);
-    return record.size == 0 ? 0 : record.offset + static_cast<std::uint64_t>(tensor.offset) * size_of(tensor.dtype);
-  }
-
- private:
-  /// The record of a tensor that lies inside it.
-  [[nodiscard]] ZipMember record_of(const PickledTensor& tensor) const {
     // Empty tensors may have none.
     const ZipMember record =
         num_elements(tensor.shape) > 0 ? directory_.find(folder_ + "data/" + tensor.record) : ZipMember{};

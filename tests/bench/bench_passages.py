@@ -5,7 +5,7 @@ bench_passages.py --model FILE.gguf --set SET --texts DIR [--device cuda] [--seq
 
 SET is of `oscar fit --keys before-rope`, DIR what real_model_texts.py wrote. Of each sequence of text the passage is HEAD to HEAD + PASSAGE tokens, and
 the next ANSWER tokens are predicted: their KLD from the model that computes everything anew. Of each needle's prompt the passage is all but
-the first HEAD tokens and the last QUESTION, and a needle counts if its whole answer is the most likely. Ways to get the passage's rows:
+the first NEEDLE_HEAD tokens and the last QUESTION, and a needle counts if its whole answer is the most likely. Ways to get the passage's rows:
   in place            computed behind the head, packed, and read where it was
   moved, exact        computed alone, its keys turned to where it is read, nothing packed
   moved               the same, packed
@@ -27,7 +27,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PROJECT / "apps/python"))
 import oscar_kv  # noqa: E402
 
-HEAD, PASSAGE, ANSWER, START, QUESTION = 1024, 1024, 512, 16, 64
+HEAD, PASSAGE, ANSWER, START, NEEDLE_HEAD, QUESTION = 1024, 1024, 512, 16, 512, 64
 DOMAINS = ("code", "dialogue", "prose")
 
 
@@ -85,7 +85,7 @@ class Bench:
         """By way, whether the whole answer at the end is the most likely; also of the model that computes everything anew."""
         right = lambda logits: bool((logits[-answer - 1:-1].argmax(-1).cpu() == ids[-answer:]).all())
         return {"anew": right(self.computed(ids)[1]), **{name: right(self.computed(ids[-QUESTION:], cache)[1])
-                                                         for name, cache in self.ways(ids[:HEAD // 2], ids[HEAD // 2:-QUESTION])}}
+                                                         for name, cache in self.ways(ids[:NEEDLE_HEAD], ids[NEEDLE_HEAD:-QUESTION])}}
 
 
 def means(rows):
@@ -112,7 +112,7 @@ def main():
                for row, answer in zip(load("needles_2k")[:options.needles], load("needles_2k_answers"))]
     part = bench.part.manifest["parts"]["coded"]
     result = {"what": "tests/bench/bench_passages.py", "commit": options.commit or provenance.commit(), **provenance.machine(), "gpu": options.gpu,
-              "model": options.model.name, "bits": part["codec"]["bits"], "sizes": {"head": HEAD, "passage": PASSAGE, "answer": ANSWER, "start": START},
+              "model": options.model.name, "bits": part["codec"]["bits"], "sizes": {"head": HEAD, "passage": PASSAGE, "answer": ANSWER, "start": START, "needle_head": NEEDLE_HEAD, "question": QUESTION},
               "sequences": len(rows), "kld": means(rows), "needles": len(needles),
               "found": {name: sum(row[name] for row in needles) for name in (needles[0] if needles else ())}}
     options.out.write_text(json.dumps(result, indent=1) + "\n")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Makes token files of five domains, needles, quotations, tasks and prompts for bench_real_model.py.
+"""Makes token files of five domains, needles, quotations and tasks for bench_real_model.py.
 
 real_model_texts.py --model FILE.gguf --packages DIR --out DIR     scripts/real_model.sh fetches both
 DIR holds unpacked Debian packages: debian-history (prose), debian-faq (dialogue, as turns of the model's chat template if its file has one),
@@ -8,7 +8,7 @@ cut into sequences of 4,096 tokens, which are dealt in turn to three parts that 
 Written: DOMAIN_PART.npy, calibrate.npy and calibrate_8k.npy (all domains in equal parts, together 32K and 8K tokens),
 long_16k.npy and long_32k.npy (documentation, German and code that no part has), needles_2k.npy, quotes_2k.npy, their like at
 other lengths and KIND_LENGTH.npy of real_model_tasks.py, each with its _answers.npy (tokens of the answer at the end of each row),
-prompts.npy, texts.json (sources and counts).
+texts.json (sources and counts).
 """
 import argparse
 import gzip
@@ -178,7 +178,6 @@ def main():
         if length <= options.context:
             numpy.save(out / f"long_{name}.npy", numpy.concatenate(
             [sequences(tokenizer, unused[domain], 1, length) for domain in ("code", "documentation", "german")]))
-    numpy.save(out / "prompts.npy", measured.reshape(-1, 1024))
     document = {"sequence_length": LENGTH, "begins_with": tokenizer.convert_ids_to_tokens(begin_of(tokenizer)), "seed": options.seed, "domains": about,
                 "parts": "sequences of each domain in turn: " + ", ".join(PARTS)}
     (out / "texts.json").write_text(json.dumps(document, indent=1) + "\n")

@@ -92,6 +92,27 @@ class RowsTest(unittest.TestCase):
             rows.evict()
         return native, read, rows
 
+    def test_keys_of_a_text_that_becomes_long_turn_as_a_long_text_has_them(self):
+        """With LongRoPE: each call's keys turned by the text that there was, and all that are packed are read by the text that there is."""
+        near, frequency = 24, 10.0 ** -torch.arange(32)
+        rotary = oscar_kv.sets.Rotary([[i, i + 32] for i in range(32)], frequency.tolist(), (frequency / 2).tolist(), near)
+        key = dataclasses.replace(side(64, 0, levels=256), rotation=torch.eye(64).expand(2, 64, 64), read_rotation=torch.eye(64).expand(2, 64, 64), rotary=rotary)
+        layer = oscar_kv.Layer(3, key, side(64, 7, levels=256))
+        rows, keys, values = LayerRows(oscar_kv.SetPart({3: layer}, (SINK, RECENT), None), layer), random(1, 2, 40, 64, seed=5), random(1, 2, 40, 64, seed=6)
+
+        def turned(first, count, length):
+            angles = torch.arange(first, first + count, device=DEVICE)[:, None] * (frequency / (2 if length > near else 1)).to(DEVICE)
+            x, y = keys[:, :, first:first + count].chunk(2, -1)
+            return torch.cat([x * angles.cos() - y * angles.sin(), x * angles.sin() + y * angles.cos()], -1)
+
+        rows.begin(keys[:, :, :0], values[:, :, :0], torch.device(DEVICE))
+        for first, count in ((0, 20), *((i, 1) for i in range(20, 40))):
+            rows.append(turned(first, count, first + count), values[:, :, first:first + count])
+            read = rows.read()[0]
+            rows.evict()
+        history = slice(SINK, SINK + rows.packed - 1)
+        self.assertLess(distance(read[:, :, history], turned(0, 40, 40)[:, :, history]), 0.08)
+
     def test_native_rows_come_back_in_order(self):
         native, read, rows = self.rows(7, 256)
         for found, expected in zip(read, native):

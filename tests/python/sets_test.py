@@ -64,15 +64,15 @@ class SetsTest(unittest.TestCase):
 
     def test_rotations_are_not_served(self):
         """Whatever a manifest says of them: vLLM and transformers read the coded part."""
-        why = "no coded part, which is what {} reads: fit one by oscar fit --model … --for vllm,transformers; rotations are for SGLang and llama.cpp"
         for reader in ("vllm", "transformers"):
-            for part in ("with_means", None):
-                manifest = self.manifest()
-                manifest["readers"][reader] = part
-                if part is None:
-                    del manifest["readers"][reader], manifest["parts"]["coded"]
-                self.write(manifest)
-                self.assert_refused(f"manifest.json: the set has {why.format(reader)}", reader)
+            manifest = self.manifest()
+            manifest["readers"][reader] = "with_means"
+            self.write(manifest)
+            self.assert_refused(f"{reader} is to read the part 'with_means', which it cannot", reader)
+            del manifest["readers"][reader], manifest["parts"]["coded"]
+            self.write(manifest)
+            self.assert_refused(f"manifest.json: the set has no coded part, which is what {reader} reads: fit one by oscar fit --model … --for "
+                                "vllm,transformers; rotations are for SGLang and llama.cpp", reader)
         with self.assertRaisesRegex(ValueError, "part with_means: the set has no coded part, which is what PackedCache reads"):
             oscar_kv.PackedCache(oscar_kv.read_set(self.folder, "sglang"))
 

@@ -105,6 +105,7 @@ class LayerRows:
 
     def clear(self) -> None:
         self.length = self.packed = 0  # tokens, and those of the history
+        self._near = 0  # those up to the last call that left the text near (PackedSlots.far)
         self.ring: Tensor | None = None  # (2, batch, slots, heads, d)
         self.new: Tensor | None = None  # between append and evict
         self.history: Tensor | None = None  # uint8 (batch, pages, tokens, bytes)
@@ -134,12 +135,15 @@ class LayerRows:
 
     def _positions(self, first: int, count: int) -> Tensor:
         """In the text, of the tokens of each sequence's history from `first` on."""
-        return torch.arange(self.sink + first, self.sink + first + count).repeat(len(self.history))
+        first += self.sink
+        return torch.arange(first, first + count, dtype=torch.int32, device=self.history.device).repeat(len(self.history))
 
     def append(self, keys: Tensor, values: Tensor) -> None:
         """(batch, heads, tokens, d), native."""
         self.new = self._packed.stored(_by_tokens(keys), _by_tokens(values)).unflatten(1, (len(keys), -1))
         self.length += keys.shape[2]
+        if not self._packed.far(self.length):
+            self._near = self.length
 
     def _ring_slots(self, tokens: range) -> Tensor:
         return torch.tensor([t if t < self.sink else self.sink + (t - self.sink) % self.recent for t in tokens],
@@ -162,7 +166,7 @@ class LayerRows:
         batch, at = len(self.history), self.history.device
         rows = torch.empty(2, batch * self.packed, *self.ring.shape[3:], dtype=torch.bfloat16, device=at)
         slots = _slots(batch, self.history.shape[1] * ROOM, 0, self.packed, at)
-        self._packed.unpack(self._cache(), slots, *rows, self._positions(0, self.packed), self.length)
+        self._packed.unpack(self._cache(), slots, *rows, self._positions(0, self.packed), self._packed.far(self.length))
         return rows.unflatten(1, (batch, -1)).to(self.ring.device)
 
     def read(self) -> list[Tensor]:
@@ -178,10 +182,13 @@ class LayerRows:
         if count > 0:
             self.reserve(count)
             at = self.history.device
-            slots = _slots(len(self.history), self.history.shape[1] * ROOM, self.packed, count, at)
-            rows = self._held(begin, begin + count).flatten(1, 2).to(at)
-            self._packed.write(self._cache(), slots, rows, self._positions(self.packed, count), length)
-            self.packed += count
+            near = min(max(self._near - begin, 0), count)  # tokens whose call was one of a near text
+            for part, is_far in ((near, False), (count - near, True)):
+                if part > 0:
+                    slots = _slots(len(self.history), self.history.shape[1] * ROOM, self.packed, part, at)
+                    rows = self._held(self.sink + self.packed, self.sink + self.packed + part).flatten(1, 2).to(at)
+                    self._packed.write(self._cache(), slots, rows, self._positions(self.packed, part), is_far)
+                    self.packed += part
         for kept in (range(first, min(self.sink, length)), range(max(first, self.sink, length - self.recent), length)):
             if kept:
                 self.ring[:, :, self._ring_slots(kept)] = self.new[:, :, kept.start - first:kept.stop - first]

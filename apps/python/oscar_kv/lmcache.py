@@ -8,7 +8,7 @@ as attention sees them, of some tokens of a prompt, and LMCache does not say whi
 (many heads look at the first of a prompt), and sets that store keys before RoPE are refused. A stored chunk is as large as was estimated:
 
     magic, version, tokens, size, hashes of the set, the model, the chunk's key and its layout; SHA-256 of all other bytes;
-    of each tensor and layer the exact rows of keys and values, then one page of packed rows (packed_layer.py); zeros up to the size
+    of each tensor and layer the exact rows of keys and values, then pages of packed rows (packed_layer.py); zeros up to the size
 
 What differs is refused before anything is read of it, and LMCache takes the chunk for one that is not there. Non-goals: LMCache inside an
 engine's process, which knows its own serdes only.
@@ -98,7 +98,7 @@ class SetSerde(Serializer, Deserializer):
                 layer = self._part.layers.get(i) or warn(f"layer {i}, which the set leaves out,")
                 slots = layer and self._once((i, own, place), lambda layer=layer: PackedSlots(
                     layer, own, dim, self._device, dtype, None, *place))
-                size = kept * row + (shape[2] - kept) * slots.bytes if slots else shape[2] * row
+                size = kept * row + slots.bytes_of(shape[2] - kept) if slots else shape[2] * row
                 pieces.append((number, (slice(None), i), slots, kept, size))
         return pieces
 
@@ -126,7 +126,7 @@ class SetSerde(Serializer, Deserializer):
             plain = _bytes_of(rows[:, :exact] if slots else rows)
             place[:len(plain)] = plain
             if slots:
-                place[len(plain):] = slots.page_of(*rows[:, exact:].unflatten(2, (slots.heads, slots.dim)).to(self._device))
+                place[len(plain):] = slots.packed(*rows[:, exact:].unflatten(2, (slots.heads, slots.dim)).to(self._device))
             at += count
         out[:_BEGIN] = torch.frombuffer(bytearray(head + _digest(head, body)), dtype=torch.uint8)
         return size
@@ -138,7 +138,7 @@ class SetSerde(Serializer, Deserializer):
             rows, place = dst.get_tensor(number)[index], body[:count]
             plain = rows[:, :exact] if slots else rows
             plain.copy_(place[:plain.nbytes].view(rows.dtype).view(plain.shape))
-            for out, native in zip(rows[:, exact:], slots.rows_of(place[plain.nbytes:].to(self._device)) if slots else ()):
+            for out, native in zip(rows[:, exact:], slots.unpacked(place[plain.nbytes:].to(self._device), rows.shape[1] - exact) if slots else ()):
                 out.copy_(native.flatten(1))
             body = body[count:]
 

@@ -18,6 +18,7 @@ from .program import load_library
 from .sets import Layer, Side
 
 MOST_VALUES = 1 << 25  # of keys, and as many of values, that a server can spare memory for once they are unpacked: 128 MiB
+_STORED_PAGE = 4  # tokens of a page of rows that are stored: the least that the kernels take
 _MOST_SHARED = 16384  # query rows; kernels share workspaces up to so many units, each of which has at least one
 
 
@@ -41,13 +42,15 @@ class LayerSide:
         # The same products as those of servers: bfloat16 in, float32 sums. The CPU multiplies faster in float32.
         product_type = torch.bfloat16 if device.type == "cuda" and dtype == torch.bfloat16 else torch.float32
         self.heads, self.dim, self.rotary = heads, dim, side.rotary
-        self.rotation, self.read_rotation = (own("matrices", x.bfloat16()).to(device, product_type) for x in (side.rotation, side.read_rotation))
+        matrices = own("matrices", side.rotation), own("matrices", side.read_rotation)
+        if side.rotary is None:
+            self.rotation, self.read_rotation = (x.bfloat16().to(device, product_type) for x in matrices)
         self.mean = None if side.mean is None else own("means", side.mean).float().to(device)
         self.formats = [own("formats", x) for x in (side.levels, side.step, side.sigma)]
         self._expanded = dict[tuple[int, int], Tensor]()
         self.turn: Tensor | None = None  # of keys that are stored before RoPE, which the packer turns: on the CPU
         if side.rotary is not None:
-            basis, inverse = (own("matrices", x.float()).contiguous() for x in (side.rotation, side.read_rotation.transpose(1, 2)))
+            basis, inverse = matrices[0].float().contiguous(), matrices[1].float().transpose(1, 2).contiguous()
             near, far = (x if x is None else torch.tensor(x, dtype=torch.float32) for x in (side.rotary.frequency, side.rotary.far_frequency))
             mean = None if side.mean is None else own("means", side.mean).float().contiguous()
             self.turn = torch.ops.oscar.coded_turn(torch.tensor(side.rotary.pairs, dtype=torch.int32), near, basis, inverse, mean=mean, far_frequency=far)
@@ -114,22 +117,25 @@ class PackedSlots:
         self._turn = turn if turn is None else turn.to(pages)
         self.bytes = self._layout[5]  # of a token
 
-    def write(self, cache: Tensor, slots: Tensor, stored: Tensor, positions: Tensor | None = None, length: int = 0) -> None:
+    def write(self, cache: Tensor, slots: Tensor, stored: Tensor, positions: Tensor | None = None, is_far: bool = False) -> None:
         """cache: uint8 (pages, 1, tokens, bytes); slots: int32 (tokens), negative ones are not written; stored: keys and values as stored,
-        bfloat16 (2, tokens, heads, d), packed into the slots. positions (tokens) and length, of the tokens and of their text: for keys that
-        are stored before RoPE."""
-        torch.ops.oscar.coded_pack(slots, cache[:, 0], self._layout, self._tables, k=stored[0], v=stored[1], **self._turned(positions, length))
+        bfloat16 (2, tokens, heads, d), packed into the slots. For keys that are stored before RoPE positions (tokens), and whether
+        they turned as in a far text (far())."""
+        torch.ops.oscar.coded_pack(slots, cache[:, 0], self._layout, self._tables, k=stored[0], v=stored[1], **self._turned(positions, is_far))
 
-    def unpack(self, cache: Tensor, slots: Tensor, keys: Tensor, values: Tensor, positions: Tensor | None = None, length: int = 0) -> None:
-        """The inverse, into bfloat16 (tokens, heads, d), any strides but of channels. positions and length: where the keys are read now."""
-        torch.ops.oscar.coded_unpack(slots, cache[:, 0], self._layout, self._tables, k=keys, v=values, **self._turned(positions, length))
+    def unpack(self, cache: Tensor, slots: Tensor, keys: Tensor, values: Tensor, positions: Tensor | None = None, is_far: bool = False) -> None:
+        """The inverse, into bfloat16 (tokens, heads, d), any strides but of channels. positions, is_far: where the keys are read now."""
+        torch.ops.oscar.coded_unpack(slots, cache[:, 0], self._layout, self._tables, k=keys, v=values, **self._turned(positions, is_far))
 
-    def _turned(self, positions: Tensor | None, length: int) -> dict[str, Any]:
-        """All keys of a text turn by its length, also those that came before it was so long."""
+    def far(self, length: int) -> bool:
+        """Whether keys of a text of so many tokens turn by LongRoPE's frequencies of long texts."""
+        rotary = self.sides[0].rotary
+        return rotary is not None and 0 < rotary.near_context < length
+
+    def _turned(self, positions: Tensor | None, is_far: bool) -> dict[str, Any]:
         if self._turn is None:
             return {}
-        return {"k_turn": self._turn, "k_positions": positions.to(self._turn.device, torch.int32),
-                "k_far": 0 < self.sides[0].rotary.near_context < length}
+        return {"k_turn": self._turn, "k_positions": positions.to(self._turn.device, torch.int32), "k_far": is_far}
 
     def decode(self, cache: Tensor, q: Tensor, windows: list[Tensor], tables: tuple[Tensor, ...], scaling: float,
                stream: int = 0) -> tuple[Tensor, Tensor]:
@@ -156,21 +162,24 @@ class PackedSlots:
         """The inverse, of (2, tokens, heads, d): keys and values, float32."""
         return [side.native(x) for side, x in zip(self.sides, stored)]
 
-    def page_of(self, keys: Tensor, values: Tensor, positions: Tensor | None = None, length: int = 0) -> Tensor:
-        """Native rows (tokens, heads, d) as one page of so many tokens: its bytes. positions, length: as in write()."""
-        page = torch.zeros(1, 1, len(keys), self.bytes, dtype=torch.uint8, device=keys.device)
+    def bytes_of(self, tokens: int) -> int:
+        """Of what packed() gives for so many tokens."""
+        return -(-tokens // _STORED_PAGE) * _STORED_PAGE * self.bytes
+
+    def packed(self, keys: Tensor, values: Tensor, positions: Tensor | None = None, is_far: bool = False) -> Tensor:
+        """Native rows (tokens, heads, d) in pages that lie behind each other: their bytes. positions, is_far: as in write()."""
+        pages = torch.zeros(self.bytes_of(len(keys)), dtype=torch.uint8, device=keys.device)
         if len(keys):
             slots = torch.arange(len(keys), dtype=torch.int32, device=keys.device)
-            self.write(page, slots, self.stored(keys, values), positions, length)
-        return page.flatten()
+            self.write(pages.view(-1, 1, _STORED_PAGE, self.bytes), slots, self.stored(keys, values), positions, is_far)
+        return pages
 
-    def rows_of(self, page: Tensor, positions: Tensor | None = None, length: int = 0) -> list[Tensor]:
-        """The inverse: keys and values, float32. positions, length: as in unpack()."""
-        tokens = len(page) // self.bytes
-        stored = torch.empty(2, tokens, self.heads, self.dim, dtype=torch.bfloat16, device=page.device)
+    def unpacked(self, pages: Tensor, tokens: int, positions: Tensor | None = None, is_far: bool = False) -> list[Tensor]:
+        """The inverse: keys and values, float32. positions, is_far: as in unpack()."""
+        stored = torch.empty(2, tokens, self.heads, self.dim, dtype=torch.bfloat16, device=pages.device)
         if tokens:
-            slots = torch.arange(tokens, dtype=torch.int32, device=page.device)
-            self.unpack(page.view(1, 1, tokens, self.bytes), slots, *stored, positions, length)
+            slots = torch.arange(tokens, dtype=torch.int32, device=pages.device)
+            self.unpack(pages.view(-1, 1, _STORED_PAGE, self.bytes), slots, *stored, positions, is_far)
         return self.native(stored)
 
     def of_rank(self, cache: Tensor) -> Tensor:

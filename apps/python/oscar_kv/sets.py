@@ -288,8 +288,9 @@ def _part_for(manifest: dict[str, Any], reader: str, where: str) -> str:
         (not isinstance(readers, dict), "no readers"),
         (not isinstance(parts, dict) or not parts or not set(parts) <= set(_FILES), "no parts, or some that are not known"))
     name = readers.get(reader)
-    if reader in _READ_CODED and ("coded" not in parts or name not in (None, "coded")):
+    if reader in _READ_CODED and "coded" not in parts:
         raise _has_no_coded(where, reader)
+    _refuse_if(where, (reader in _READ_CODED and name not in (None, "coded"), f"{reader} is to read the part {name!a}, which it cannot"))
     if name is None:
         raise ValueError(f"{where}: the set has no part for {reader}, but for {', '.join(map(ascii, readers))}; fit it with --for {reader}")
     _refuse_if(where, (name not in list(parts), f"{reader} is to read the part {name!a}, and there are {', '.join(parts)}"))

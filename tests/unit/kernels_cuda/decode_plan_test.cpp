@@ -20,7 +20,7 @@ void check_plan(int length, int window, const SplitRule& rule) {
   REQUIRE(next == length);
   REQUIRE(plan.window_splits * plan.window_tokens >= window);
   REQUIRE(plan.count() <= SplitPlan::most(length, window, rule));
-  REQUIRE(plan.count() <= SplitRule::kMostSplits);
+  REQUIRE(plan.count() <= SplitRule::kMostPieces + SplitRule::kMostWindowPieces);
 }
 
 }  // namespace
