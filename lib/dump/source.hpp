@@ -9,8 +9,10 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "kernels/rotary.hpp"
 #include "kernels/types.hpp"
 #include "model/config/identity.hpp"
 
@@ -72,6 +74,34 @@ struct SourceLimits {
   std::int64_t max_sequences = 0;
   /// The layers to use; empty: all.
   std::vector<int> layers;
+};
+
+/// Yields what another stream yields, with QkvView::base_q and base_k in float32. Refers to the stream.
+class RowsBeforeRope : public LayerStream {
+ public:
+  RowsBeforeRope(LayerStream& layer, Rotary rotary) : layer_(layer), rotary_(std::move(rotary)) {}
+
+  bool next(QkvChunk& chunk) override { return next(chunk, true); }
+  bool skip(QkvChunk& chunk) override { return layer_.skip(chunk); }
+  void rewind() override { layer_.rewind(); }
+
+ protected:
+  bool next(QkvChunk& chunk, bool with_queries);
+
+ private:
+  LayerStream& layer_;
+  Rotary rotary_;
+};
+
+/// The same with keys before RoPE in the place of keys, and no queries before it.
+class KeysBeforeRope : public RowsBeforeRope {
+ public:
+  using RowsBeforeRope::RowsBeforeRope;
+  bool next(QkvChunk& chunk) override {
+    if (!RowsBeforeRope::next(chunk, false)) return false;
+    chunk.view.k = std::exchange(chunk.view.base_k, {});
+    return true;
+  }
 };
 
 }  // namespace oscar

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include "fit/coded_fit.hpp"
-
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -8,6 +6,7 @@
 #include "base/errors.hpp"
 #include "base/status.hpp"
 #include "base/threads.hpp"
+#include "fit/part_fits.hpp"
 #include "method/coded_basis.hpp"
 #include "method/coded_side.hpp"
 #include "set/set.hpp"

@@ -9,8 +9,7 @@
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/text.hpp"
-#include "fit/coded_fit.hpp"
-#include "fit/rotation_fit.hpp"
+#include "fit/part_fits.hpp"
 #include "fit/take.hpp"
 
 namespace oscar {

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include "fit/rotation_fit.hpp"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -10,6 +8,7 @@
 #include "base/errors.hpp"
 #include "base/text.hpp"
 #include "base/threads.hpp"
+#include "fit/part_fits.hpp"
 #include "measure/kv_method.hpp"
 #include "method/clip.hpp"
 

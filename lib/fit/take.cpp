@@ -11,7 +11,7 @@
 #include "base/errors.hpp"
 #include "base/threads.hpp"
 #include "base/version.hpp"
-#include "dump/rows_before_rope.hpp"
+#include "dump/source.hpp"
 #include "measure/attention/attention_metrics.hpp"
 #include "method/coded_basis.hpp"
 #include "model/tokenizer/tokens.hpp"

@@ -13,9 +13,9 @@
 
 #include "base/status.hpp"
 #include "dump/source.hpp"
-#include "fit/coded_fit.hpp"
 #include "fit/costs.hpp"
 #include "fit/options.hpp"
+#include "fit/part_fits.hpp"
 #include "fit/partial_folder.hpp"
 #include "kernels/backend.hpp"
 #include "model/run/runner.hpp"

@@ -88,32 +88,23 @@ class Bench:
                                                          for name, cache in self.ways(ids[:NEEDLE_HEAD], ids[NEEDLE_HEAD:-QUESTION])}}
 
 
-def means(rows):
-    return {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("--model", "--set", "--texts", "--out"):
         parser.add_argument(name, required=True, type=Path)
-    for name, value in (("--device", "cpu"), ("--commit", ""), ("--gpu", "")):
-        parser.add_argument(name, default=value)
-    for name, value in (("--sequences", 8), ("--needles", 24)):
-        parser.add_argument(name, type=int, default=value)
+    for name, value in (("--device", "cpu"), ("--commit", ""), ("--gpu", ""), ("--sequences", 8), ("--needles", 24)):
+        parser.add_argument(name, type=type(value), default=value)
     options = parser.parse_args()
     bench = Bench(options)
     load = lambda name: numpy.load(options.texts / f"{name}.npy")
     texts = [row for rows in zip(*(load(f"{domain}_measure")[:3] for domain in DOMAINS)) for row in rows][:options.sequences]
-    rows = []
-    for row in texts:
-        rows.append(bench.kld(torch.from_numpy(row[:HEAD + PASSAGE + ANSWER]).long()))
-        print({name: round(value, 4) for name, value in rows[-1].items()}, file=sys.stderr, flush=True)
+    rows = [bench.kld(torch.from_numpy(row[:HEAD + PASSAGE + ANSWER]).long()) for row in texts]
     needles = [bench.found(torch.from_numpy(row).long(), int(answer))
                for row, answer in zip(load("needles_2k")[:options.needles], load("needles_2k_answers"))]
     part = bench.part.manifest["parts"]["coded"]
     result = {"what": "tests/bench/bench_passages.py", "commit": options.commit or provenance.commit(), **provenance.machine(), "gpu": options.gpu,
               "model": options.model.name, "bits": part["codec"]["bits"], "sizes": {"head": HEAD, "passage": PASSAGE, "answer": ANSWER, "start": START, "needle_head": NEEDLE_HEAD, "question": QUESTION},
-              "sequences": len(rows), "kld": means(rows), "needles": len(needles),
+              "sequences": len(rows), "kld": {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}, "needles": len(needles),
               "found": {name: sum(row[name] for row in needles) for name in (needles[0] if needles else ())}}
     options.out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result, indent=1))

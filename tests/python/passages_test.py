@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Passages of oscar_kv, packed at one place and read at another: passages_test.py [PassageTest.test_…]
-
-On a GPU by the kernels if OSCAR_TEST_DEVICE=cuda, exit status 77 if there is none.
-"""
+On a GPU by the kernels if OSCAR_TEST_DEVICE=cuda, exit status 77 if there is none."""
 import sys
 import unittest
 
@@ -55,7 +53,7 @@ class PassageTest(unittest.TestCase):
             error = here.keys[:, :, 100:] - exact.keys[:, :, 100:300]
             self.assertLess(float(error.norm() / exact.keys[:, :, 100:300].norm()), 0.6)  # 1.25 bits a value, and it is the same text
         self.assertEqual(passage.length, 200)
-        self.assertLess(passage.nbytes(), 200 * len(source.layers) * 2 * 128 * 2 / 11)
+        self.assertLess(sum(page.nbytes for page in passage.pages), 200 * len(source.layers) * 2 * 128 * 2 / 11)
 
     def test_a_packed_cache_takes_a_passage(self):
         passage = oscar_kv.Passage(self.set, self.config, self.computed(IDS[:1, :400]))

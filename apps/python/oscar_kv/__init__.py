@@ -21,12 +21,10 @@ __all__ = ["PACKED_ATTENTION", "DecodeGraph", "Int2Codec", "Layer", "OscarError"
 
 def __getattr__(name: str) -> Any:
     """What needs transformers is imported when it is asked for."""
-    if name in ("PACKED_ATTENTION", "DecodeGraph", "PackedCache"):
-        from . import packed_cache
-
-        return getattr(packed_cache, name)
     if name == "Passage":
-        from .passages import Passage
-
-        return Passage
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from . import passages as module
+    elif name in ("PACKED_ATTENTION", "DecodeGraph", "PackedCache"):
+        from . import packed_cache as module
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(module, name)

@@ -9,9 +9,8 @@
     model(head_ids, past_key_values=cache)
     passage.append_to(cache)                                   # its tokens come next; then the question
 
-Keys are packed as they were before RoPE, so the set is one of `oscar fit --keys before-rope`, and turned to the positions where they are read. What a passage
-did not see when it was computed it still has not seen. Needs transformers.
-"""
+Keys are packed as they were before RoPE, so the set is one of `oscar fit --keys before-rope`, and turned to the positions where they are read. What
+a passage did not see when it was computed it still has not seen. Needs transformers."""
 import os
 from typing import Any
 
@@ -51,9 +50,8 @@ class Passage:
                                  "--keys before-rope, of a model all of whose keys turn by their place in the text alone")
             keys, values = (x[0, :, begin:end].transpose(0, 1) for x in (layer.keys, layer.values))
             at = place_of_rows(keys.device, None if keys.device.type == "cpu" else why_no_kernels(keys.shape[2]))
-            slots = PackedSlots(part.layers[i], *keys.shape[1:], at, keys.dtype)
+            self._slots.append(slots := PackedSlots(part.layers[i], *keys.shape[1:], at, keys.dtype))
             self.pages.append(slots.packed(keys.to(at), values.to(at), positions, slots.far(length)))
-            self._slots.append(slots)
             self._like.append(keys.new_empty(0))
 
     def append_to(self, cache: Cache, length: int = 0) -> None:
@@ -64,6 +62,3 @@ class Passage:
         for i, (slots, pages, like) in enumerate(zip(self._slots, self.pages, self._like)):
             keys, values = (x.to(like).transpose(0, 1)[None] for x in slots.unpacked(pages, self.length, positions, slots.far(length)))
             cache.update(keys, values, i)
-
-    def nbytes(self) -> int:
-        return sum(page.nbytes for page in self.pages)

@@ -3,7 +3,7 @@
 #include <iterator>
 
 #include "base/errors.hpp"
-#include "dump/rows_before_rope.hpp"
+#include "dump/source.hpp"
 #include "moments/take.hpp"
 #include "verify/structure/checks.hpp"
 #include "verify/structure/objective.hpp"

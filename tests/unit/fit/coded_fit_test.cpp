@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: MIT
 // Fits of the coded cache, and statistics of parts of the data against those of the whole.
-#include "fit/coded_fit.hpp"
-
 #include <doctest/doctest.h>
 
 #include <cmath>
 
 #include "fit/fit.hpp"
+#include "fit/part_fits.hpp"
 #include "fit/take.hpp"
 #include "support/backend.hpp"
 #include "support/memory_source.hpp"

@@ -3,7 +3,7 @@
 #include <doctest/doctest.h>
 
 #include "dump/live_source.hpp"
-#include "fit/coded_fit.hpp"
+#include "fit/part_fits.hpp"
 #include "fit/take.hpp"
 #include "measure/kv_method.hpp"
 #include "measure/predictions/model_metrics.hpp"
