@@ -2,15 +2,15 @@
 """Passages that move: what a model computed for some tokens, packed once, and read wherever they come to stand.
 
     cache = transformers.DynamicCache()
-    model(passage_ids, past_key_values=cache)
-    passage = oscar_kv.Passage("SET", model.config, cache)     # once
+    model(torch.cat([start_ids, passage_ids], 1), past_key_values=cache)    # 16 tokens of any text first, which become its sink
+    passage = oscar_kv.Passage("SET", model.config, cache, begin=16)        # once
 
-    cache = transformers.DynamicCache()                        # or a PackedCache
+    cache = transformers.DynamicCache()                                     # or a PackedCache
     model(head_ids, past_key_values=cache)
-    passage.append_to(cache)                                   # its tokens come next; then the question
+    passage.append_to(cache)                                                # its tokens come next; then the question
 
 Keys are packed as they were before RoPE, so the set is one of `oscar fit --keys before-rope`, and turned to the positions where they are read. What
-a passage did not see when it was computed it still has not seen. Needs transformers."""
+a passage did not see when it was computed it still has not seen; its sink is left out, since plans are not made for it. Needs transformers."""
 import os
 from typing import Any
 
