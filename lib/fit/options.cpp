@@ -39,9 +39,9 @@ HistoryCodecs codecs_of(const FitOptions& options) {
   const RowCodec codec{.group_size = options.group_size,
                        .grid = grid_from_name(options.codec),
                        .scale_dtype = scale_dtype_from(options.scale_dtype)};
-  if (codec.grid == Grid::kLloydMax && (options.group_size > 0 || options.clip != "auto")) {
+  if (codec.grid == Grid::kLloydMax && (options.group_size > 0 || options.clip == "off")) {
     throw UsageError("servers read lloyd-max of whole clipped heads alone", "--codec lloyd-max",
-                     "leave --group-size and --clip out");
+                     "leave --group-size and --clip off out");
   }
   require_one_of(options.clip_granularity, "--clip-granularity", {"layer", "head"});
   if (options.clip_granularity != "layer" && options.clip != "auto") {
