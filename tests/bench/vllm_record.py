@@ -59,7 +59,7 @@ def register():
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out")
-    parser.add_argument("--set", default=str(PROJECT / "zoo/sample/qwen3-2m/coded"))
+    parser.add_argument("--set", default=str(PROJECT / "zoo/sample/qwen3-2m/latest"))
     options = parser.parse_args()
     os.environ.setdefault("OSCAR_PROJECT", str(PROJECT))
     os.environ.setdefault("OSCAR_BINARY", str(PROJECT / "build/oscar"))
