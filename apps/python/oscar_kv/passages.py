@@ -2,7 +2,7 @@
 """Passages that move: what a model computed for some tokens, packed once, and read wherever they come to stand.
 
     cache = transformers.DynamicCache()
-    model(torch.cat([start_ids, passage_ids], 1), past_key_values=cache)    # 16 tokens of any text first, which become its sink
+    model(torch.cat([start_ids, passage_ids], 1), past_key_values=cache)    # 16 tokens that prompts begin with, which become its sink
     passage = oscar_kv.Passage("SET", model.config, cache, begin=16)        # once
 
     cache = transformers.DynamicCache()                                     # or a PackedCache
