@@ -17,12 +17,6 @@ GetStream* find_get_stream() {
   return found;
 }
 
-void copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, void* stream) {
-  auto* const queue = static_cast<cudaStream_t>(stream);
-  check_status(cudaMemcpyAsync(to, from, bytes, kind, queue), "copy");
-  check_status(cudaStreamSynchronize(queue), "copy");
-}
-
 }  // namespace
 
 void* current_stream(const Tensor& on_gpu) {
@@ -32,36 +26,11 @@ void* current_stream(const Tensor& on_gpu) {
   return stream;
 }
 
-bool is_captured(void* stream) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  check_status(cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status), "is_captured");
-  return status != cudaStreamCaptureStatusNone;
-}
-
-int compute_capability_major() {
-  int device = 0, major = 0;
-  check_status(cudaGetDevice(&device), "compute_capability_major");
-  check_status(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "compute_capability_major");
-  return major;
-}
-
 void check_status(int status, const char* name, const char* (*refused)()) {
   const auto error = static_cast<cudaError_t>(status);
   if (error == cudaSuccess) return;
   const bool is_refused = error == cudaErrorInvalidValue && refused != nullptr;
   fail(name, ": ", is_refused ? refused() : cudaGetErrorString(error));
-}
-
-void copy_from_gpu(void* host, const void* gpu, std::size_t bytes, void* stream) {
-  copy(host, gpu, bytes, cudaMemcpyDeviceToHost, stream);
-}
-
-void copy_to_gpu(void* gpu, const void* host, std::size_t bytes, void* stream) {
-  copy(gpu, host, bytes, cudaMemcpyHostToDevice, stream);
-}
-
-void fill_on_gpu(void* gpu, int byte, std::size_t bytes, void* stream) {
-  check_status(cudaMemsetAsync(gpu, byte, bytes, static_cast<cudaStream_t>(stream)), "fill");
 }
 
 }  // namespace oscar::operators

@@ -2,7 +2,6 @@
 // What a build without CUDA has in place of the kernels. No operator is registered for CUDA tensors there, so that of
 // these coded_layout alone is asked, for tables of kernels.
 #include "kernels/window_step.hpp"
-#include "observe_state.hpp"
 #include "oscar/coded_pack.h"
 #include "oscar/rotate_rows.h"
 #include "stable_torch.hpp"
@@ -35,10 +34,6 @@ void* current_stream(const Tensor&) { return nullptr; }
 void check_status(int status, const char* name, const char* (*)()) {
   if (status != 0) fail(name, ": ", oscar_last_error());
 }
-
-std::unique_ptr<GpuLayer> make_gpu_layer(const LayerShape&, const Tensor&) { return nullptr; }
-
-bool is_capturing(const Tensor&) { return false; }
 
 }  // namespace operators
 }  // namespace oscar

@@ -21,14 +21,7 @@ constexpr int kOpenFiles = 1000;         // chunks of layers that are read and s
 /// From this share of the energy of keys on, their mean is what errors follow, and users are told.
 constexpr double kMostOfEnergy = 0.5;
 
-/// Every KV head of every layer that its model, when it was observed, was to have.
-void require_all_observed(const Statistics& statistics) {
-  for (const int id : statistics.expected_layers) {
-    const auto same = [&](const LayerStatistics& layer) { return layer.layer_id == id; };
-    if (std::ranges::any_of(statistics.layers, same)) continue;
-    throw DataError("layer " + std::to_string(id) + " was never observed", "--stats",
-                    "observe a forward pass through the whole model, and save again");
-  }
+void require_all_heads(const Statistics& statistics) {
   const HeadRange& heads = statistics.heads;
   if (heads.whole()) return;
   throw DataError(
@@ -46,7 +39,7 @@ void require_same_data(const Statistics& statistics) {
   }
 }
 
-/// Observers know no windows: theirs are any.
+/// What a server kept knows no windows: its are any.
 void require_windows(const Statistics& statistics, Windows windows) {
   const bool know =
       !statistics.recipe.empty() ||
@@ -184,7 +177,7 @@ void warm_up(Backend& backend) {
 Set fit(const Statistics& statistics, const FitOptions& asked, Backend& backend, Status& status) {
   FitOptions options = asked;
   options.keys = statistics.recipe.value("keys", FitOptions().keys);
-  require_all_observed(statistics);
+  require_all_heads(statistics);
   require_same_data(statistics);
   require_windows(statistics, options.windows);
   const FitPlan plan = plan_for(statistics, options, status);

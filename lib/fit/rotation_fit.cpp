@@ -151,7 +151,7 @@ std::string lacking(const Statistics& statistics, const Recipe& recipe) {
       if (moment != Moment::kSst) return what;
       return what +
              ", which weigh values by the queries of all of the data: those of parts do not add up, and no rows are "
-             "kept to take them of (merge the states of observers before they are saved)";
+             "kept to take them of";
     }
   }
   return "";

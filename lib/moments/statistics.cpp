@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <set>
 
 #include "base/errors.hpp"
 #include "base/sha256.hpp"
@@ -31,7 +30,7 @@ struct Part {
   throw DataError(what, a.name() + " and " + b.name(), advice);
 }
 
-// Files of tensor-parallel ranks, which hold different KV heads of the same data, as if they were one.
+// Moments that the tensor-parallel ranks of a server kept, each of its KV heads of the same data, as if they were one.
 
 constexpr const char* kOneModel = "merge statistics of one model only";
 constexpr const char* kDamageTokens = "damage_tokens";  // of the recipe: how many tokens a model was asked about
@@ -55,22 +54,15 @@ void append(MomentSums& to, const MomentSums& from) {
   append(to.total, from.total);
 }
 
-void append(FisherSums& to, const FisherSums& from) {
-  append(to.query, from.query), append(to.key, from.key);
-  append(to.key_sum, from.key_sum), append(to.weight, from.weight);
-}
-
 /// The next heads of the same layer.
 void append(LayerStatistics& to, const LayerStatistics& from, const std::string& where) {
   const auto require = [&](bool same, const char* what) {
-    if (!same) throw DataError(what, where, "save the states of all ranks after the same text");
+    if (!same) throw DataError(what, where, kOfEachRank);
   };
   require(to.layer_id == from.layer_id && to.key_dim == from.key_dim && to.value_dim == from.value_dim,
           "another layer, or another head dimension, than in the rank before");
-  require(!to.rotary && !from.rotary, "keys before RoPE, which parts of a layer's heads do not have");
   require(to.first.sums.size() == from.first.sums.size() && to.sst.has_value() == from.sst.has_value() &&
-              to.first.keys.has_value() == from.first.keys.has_value() &&
-              to.first.fisher.has_value() == from.first.fisher.has_value(),
+              to.first.keys.has_value() == from.first.keys.has_value(),
           "other sums than in the rank before");
   for (auto& [moment, sums] : to.first.sums) {
     require(from.first.sums.contains(moment), "other sums than in the rank before");
@@ -80,7 +72,6 @@ void append(LayerStatistics& to, const LayerStatistics& from, const std::string&
     require(to.first.keys->tokens == from.first.keys->tokens, "another number of tokens than in the rank before");
     append(to.first.keys->sums, from.first.keys->sums);
   }
-  if (to.first.fisher) append(*to.first.fisher, *from.first.fisher);
   if (to.sst) append(*to.sst, *from.sst);
 }
 
@@ -102,7 +93,6 @@ void join(Part& part, Part next) {
     refuse("ranks with different layers", part, next, kOfEachRank);
   const auto &a = part.manifest, &b = next.manifest;
   if (!of_one_model(a.model, b.model)) refuse("ranks of different models", part, next, kOfEachRank);
-  if (!(a.windows == b.windows)) refuse("ranks with different windows", part, next, kOfEachRank);
   heads.count += more.count;
   part.files.push_back(std::move(next.files.front()));
 }
@@ -347,26 +337,14 @@ CalibrationData calibration_of(const std::vector<CalibrationData>& parts) {
   return sum;
 }
 
-std::string query_moments_sha256(const Statistics& statistics) {
-  Sha256 hash;
-  for (const LayerStatistics& layer : statistics.layers) {
-    const auto found = layer.first.sums.find(Moment::kQqt);
-    if (found != layer.first.sums.end()) hash.update(std::as_bytes(std::span(found->second.sums.data)));
-  }
-  return hash.hex();
-}
-
 Statistics read_statistics(const std::vector<std::filesystem::path>& paths) {
   const std::vector<Part> parts = parts_of(paths);
   const Statistics& about = parts.front().manifest;
   Statistics out{.model = about.model, .data = {}, .windows = about.windows, .layers = {}, .heads = about.heads};
   out.recipe = about.recipe, out.clip = about.clip;
-  std::set<int> expected;
   std::map<int, std::vector<LayerOfPart>> layers;
   for (const Part& part : parts) {
     for (const Part& other : parts) require_same_origin(part, other);
-    if (!out.sample) out.sample = part.manifest.sample;
-    expected.insert(part.manifest.expected_layers.begin(), part.manifest.expected_layers.end());
     const std::size_t known = out.data.size();
     const std::vector<std::size_t> places = places_of(part.manifest, out.data);
     for (std::size_t i = 0; i < part.manifest.layers.size(); ++i) {
@@ -376,7 +354,6 @@ Statistics read_statistics(const std::vector<std::filesystem::path>& paths) {
     out.recipe[kDamageTokens] =
         out.recipe[kDamageTokens].get<std::int64_t>() + part.manifest.recipe.value(kDamageTokens, std::int64_t{0});
   }
-  out.expected_layers.assign(expected.begin(), expected.end());
   std::vector<const std::vector<LayerOfPart>*> ordered;
   for (const auto& [id, of] : layers) ordered.push_back(&of);
   out.layers.resize(ordered.size());
@@ -385,7 +362,7 @@ Statistics read_statistics(const std::vector<std::filesystem::path>& paths) {
   parallel_for(ordered.size(), [&](std::size_t i) {
     throw_if_interrupted();
     out.layers[i] = sum_of(*ordered[i], wanted_rows, out);
-    require_semidefinite(out.layers[i], out.sample.has_value(), where);
+    require_semidefinite(out.layers[i], where);
   });
   return out;
 }

@@ -8,7 +8,7 @@
 //   layer_N.fisher.base_*                                             of queries and keys before RoPE
 //   layer_N.before_rope.rows (Hkv, n, d)                              keys of the history before RoPE, float32
 //   layer_N.clip.<i>.q, .k, .v, .positions                            sequences on which clip ratios are judged
-// What a server's observer saves has sums alone. Statistics of parts of the data, or of different layers, add up to
+// Statistics of parts of the data, or of different layers, add up to
 // those of the whole: sums add; costs and damage are means over tokens; of the rows those stay that have one density
 // over all of the data; samples are joined within their limits. Value moments by attention scores ("sst") weigh values
 // by the query moments of all of the data, so that those of parts do not add up: a sum of parts has none, and who needs
@@ -63,22 +63,12 @@ struct HeadRange {
   [[nodiscard]] bool whole() const { return count == total; }
 };
 
-/// Rows of each layer, drawn uniformly as they passed by, that stood in for a second pass over the data.
-struct RowSample {
-  std::int64_t tokens = 0;  // at most
-  std::uint64_t seed = 0;
-};
-
 struct Statistics {
   ModelIdentity model;
   std::vector<CalibrationData> data;
   Windows windows;                      // of fisher, costs and samples
   std::vector<LayerStatistics> layers;  // ascending
   HeadRange heads;
-  /// Where sst came from; none: from all rows.
-  std::optional<RowSample> sample;
-  /// Layers that a fit must find here, whoever took them; empty: not known.
-  std::vector<int> expected_layers;
   /// How they were taken, as a set records it: the same in all parts, but for damage_tokens. Empty: nobody says.
   Json recipe = Json::object();
   /// How LayerStatistics::sample was drawn; none: it was not.
@@ -87,9 +77,6 @@ struct Statistics {
 
 /// Parts of the data as one. At least one.
 [[nodiscard]] CalibrationData calibration_of(const std::vector<CalibrationData>& parts);
-
-/// SHA-256 of the query moments of all layers, which tells data apart where its text is not known.
-[[nodiscard]] std::string query_moments_sha256(const Statistics& statistics);
 
 /// Writes a file with checksums (tensor/safetensors.hpp).
 void write_statistics(const std::filesystem::path& path, const Statistics& statistics);

@@ -43,10 +43,6 @@ Json to_json(const Statistics& statistics) {
             {"data", std::move(data)},
             {"windows", {{"sink", statistics.windows.sink}, {"recent", statistics.windows.recent}}},
             {"layers", std::move(layers)}};
-  const HeadRange& heads = statistics.heads;
-  if (!heads.whole()) json["kv_heads"] = {{"first", heads.first}, {"count", heads.count}, {"total", heads.total}};
-  if (statistics.sample) json["sample"] = {{"tokens", statistics.sample->tokens}, {"seed", statistics.sample->seed}};
-  if (!statistics.expected_layers.empty()) json["expected_layers"] = statistics.expected_layers;
   if (!statistics.recipe.empty()) json["recipe"] = statistics.recipe;
   if (const auto& clip = statistics.clip) {
     json["clip"] = {{"sample_tokens", clip->sample_tokens},
@@ -71,14 +67,6 @@ Statistics statistics_from_json(const Json& json, const std::string& where) {
     if (each.contains("rotary")) layer.rotary = rotary_from_json(each["rotary"], where);
     if (each.contains("damage")) layer.damage = ErrorDamage{each["damage"]["key"], each["damage"]["value"]};
   }
-  if (json.contains("kv_heads")) {
-    const Json& heads = json["kv_heads"];
-    out.heads = {heads["first"].get<int>(), heads["count"].get<int>(), heads["total"].get<int>()};
-  }
-  if (json.contains("sample")) {
-    out.sample = RowSample{json["sample"]["tokens"].get<std::int64_t>(), json["sample"]["seed"].get<std::uint64_t>()};
-  }
-  out.expected_layers = json.value("expected_layers", std::vector<int>{});
   out.recipe = json.value("recipe", Json::object());
   if (json.contains("clip")) {
     const Json& clip = json["clip"];

@@ -59,7 +59,7 @@ class StatisticsFile {
 void require_sums_of_rows(const LayerStatistics& layer, const Statistics& manifest, const std::string& where);
 
 /// Throws DataError if a sum over the layer's rows has an eigenvalue below -1e-5 of its trace (moments by fp32 products
-/// are within 2e-6). A second pass over a sample of rows is an estimate, and is not asked for that.
-void require_semidefinite(const LayerStatistics& layer, bool sampled, const std::string& where);
+/// are within 2e-6).
+void require_semidefinite(const LayerStatistics& layer, const std::string& where);
 
 }  // namespace oscar

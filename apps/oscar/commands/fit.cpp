@@ -223,7 +223,7 @@ void register_fit(CLI::App& app, Context& context) {
       ->type_name("DIR")
       ->group("Input");
   fit->add_option("--stats", command->stats,
-                  "Files of --save-stats, or of a server's observer, or a folder of moments that OSCAR's SGLang kept, "
+                  "Files of --save-stats, or a folder of moments that OSCAR's SGLang kept, "
                   "instead of data: those of parts are added up")
       ->type_name("FILE")
       ->group("Input");

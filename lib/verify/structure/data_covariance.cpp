@@ -123,8 +123,7 @@ std::vector<CodedMoments> coded_moments_of(const Statistics& statistics, std::ve
     }
     checks.push_back({.name = "scales_on_data",
                       .layer = layer.layer_id,
-                      .message = "the statistics have no sums of keys and values: observe the running model with the "
-                                 "Python package, or give --dump or --model"});
+                      .message = "the statistics have no sums of keys and values: give --dump or --model"});
   }
   return found;
 }

@@ -71,16 +71,16 @@ TEST_CASE("what is taken has the same bytes through files that are kept as in me
   }
 }
 
-TEST_CASE("what observers save fits rotations, and asks for rows where the coded cache is wanted") {
+TEST_CASE("sums alone, as servers keep them, fit rotations, and ask for rows where the coded cache is wanted") {
   test::HeardStatus notices;
   const auto backend = test::make_test_backend();
   test::MemorySource source = make_source();
   FitOptions options{.recipe = "oscar", .windows = {16, 32}};
-  Statistics observed = take({source}, options, {}, *backend, notices);
-  observed.recipe = Json::object(), observed.clip.reset(), observed.windows = {};
-  for (LayerStatistics& layer : observed.layers) layer.key_rows.clear(), layer.value_rows.clear(), layer.sample.clear();
+  Statistics kept = take({source}, options, {}, *backend, notices);
+  kept.recipe = Json::object(), kept.clip.reset(), kept.windows = {};
+  for (LayerStatistics& layer : kept.layers) layer.key_rows.clear(), layer.value_rows.clear(), layer.sample.clear();
   options.recipe = "auto";
-  const Set set = fit(observed, options, *backend, notices);
+  const Set set = fit(kept, options, *backend, notices);
   CHECK_FALSE(set.coded);
   CHECK(parts_of_readers(set).at("sglang") == kRotationsName);
   CHECK(set.rotations.at(kRotationsName).windows == Windows{16, 32});
@@ -90,16 +90,14 @@ TEST_CASE("what observers save fits rotations, and asks for rows where the coded
     CHECK_MESSAGE(notices.text.find(text) != std::string::npos, notices.text);
   }
   options.readers = {"vllm"};
-  CHECK_ERROR((void)fit(observed, options, *backend, notices), DataError, "part coded cannot be fitted: it needs rows");
+  CHECK_ERROR((void)fit(kept, options, *backend, notices), DataError, "part coded cannot be fitted: it needs rows");
   options = {.recipe = "stretch", .windows = {16, 32}};
-  CHECK_ERROR((void)fit(observed, options, *backend, notices), DataError, "no sums of ktk in layer 0");
+  CHECK_ERROR((void)fit(kept, options, *backend, notices), DataError, "no sums of ktk in layer 0");
   options.key_objective = "fisher";
-  CHECK_ERROR((void)fit(observed, options, *backend, notices), DataError, "no sums of fisher in layer 0");
+  CHECK_ERROR((void)fit(kept, options, *backend, notices), DataError, "no sums of fisher in layer 0");
   options = {.recipe = "oscar", .windows = {16, 32}};
-  observed.layers[1].sst.reset();
-  CHECK_ERROR((void)fit(observed, options, *backend, notices), DataError, "merge the states of observers");
-  observed.expected_layers = {0, 2, 5, 6};
-  CHECK_ERROR((void)fit(observed, options, *backend, notices), DataError, "layer 6 was never observed");
+  kept.layers[1].sst.reset();
+  CHECK_ERROR((void)fit(kept, options, *backend, notices), DataError, "no rows are kept to take them of");
 }
 
 TEST_CASE("statistics are fitted with the windows that they were taken with") {
