@@ -16,8 +16,10 @@ import quickstart_table  # noqa: E402
 
 # How far figures may be from those kept: six of the largest standard deviations of tests/support/figures.py, since the last bits
 # of both runs move. Shares of the figure, but for hits of 16 needles, whose deviation is that of the 40 there
-# times the root of 16 / 40.
+# times the root of 16 / 40. Of the coded part, whose bits are dealt out by what the model says, six standard deviations of eight fits: by
+# three kinds of vector instructions, on another processor, and of four such copies of the model.
 BOUNDS = {"output_rel_error": 0.015, "softmax_kl": 0.006, "ppl": 0.01, "kld_mean": 0.06, "same_top": 0.008, "needle_hits": 6}
+CODED = BOUNDS | {"output_rel_error": 0.12, "softmax_kl": 0.025, "kld_mean": 0.13}
 
 
 class QuickstartTest(unittest.TestCase):
@@ -41,7 +43,7 @@ class QuickstartTest(unittest.TestCase):
         kept = json.loads(quickstart_table.KEPT.read_text())["rows"]
         self.assertEqual([row["name"] for row in rows], [row["name"] for row in kept])
         for row, expected in zip(rows, kept):
-            for figure, bound in BOUNDS.items():
+            for figure, bound in (CODED if row["name"] == "coded" else BOUNDS).items():
                 limit = bound if figure == "needle_hits" else bound * expected[figure] + 1e-6
                 figures.check(self, f"quickstart, {row['name']}, {figure}", row[figure], expected[figure], limit)
 
