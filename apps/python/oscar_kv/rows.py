@@ -18,7 +18,7 @@ from typing import Any
 from . import identity
 
 DEFAULT_TOKENS = 8192
-_WINDOWS = 64 + 256  # that `oscar fit` keeps exact unless it is told: coding is measured behind them
+_SHORT = 480  # half as much again as the windows of `oscar fit`, whose figures of attention need longer sequences
 
 
 def check_folder(folder: str | os.PathLike[str]) -> Path:
@@ -115,7 +115,7 @@ class Rows:
             "q_head_offset": rank * q_heads, "q_sample_stride": 1,
             "layers": {layer: {"k": k, "v": v, "q_samples": q, "positions": positions, "q_scaling": self._scales[layer], "count": tokens}
                        for layer, ((q, k, v),) in self._kept.items()}})
-        short = "" if max(self.lengths) > _WINDOWS else f"; none is longer than {_WINDOWS} tokens, so give shorter windows (--sink, --recent)"
+        short = "" if max(self.lengths) > _SHORT else f"; none is longer than {_SHORT} tokens, so give smaller windows (--sink, --recent)"
         logging.getLogger("oscar_kv").warning("oscar_kv: rows of %d tokens in %d sequences are in %s; next: oscar fit --dump %s --out SET%s",
                                               tokens, len(self.lengths), path, self.folder, short)
 
@@ -136,7 +136,7 @@ class Rows:
         token_bytes *= (self._shard[1] or heads) // heads  # other ranks are taken to be on this machine
         for what, room in ((f"the disk of {self.folder}", shutil.disk_usage(self.folder).free), ("half of the free memory", _free_memory() // 2)):
             if self.limit * token_bytes > room:
-                raise ValueError(f"rows of {self.limit} tokens take {self.limit * token_bytes / 1e9:.1f} GB ({token_bytes} bytes each), and "
+                raise ValueError(f"rows of {self.limit} tokens take {self.limit * token_bytes / 1e6:,.1f} MB ({token_bytes} bytes each), and "
                                  f"{what} has room for {room // token_bytes}; keep fewer (tokens=, OSCAR_OBSERVE_TOKENS)")
 
     @staticmethod
