@@ -65,7 +65,7 @@ def _whole_prompts(batch: Any) -> list[Span]:
     """Those that are computed from their first token on. Decode steps of a mixed batch have a prefix."""
     spans = []
     for prefix, length, end in zip(batch.extend_prefix_lens_cpu, batch.extend_seq_lens_cpu, accumulate(batch.extend_seq_lens_cpu)):
-        if prefix == 0:
+        if prefix == 0 < length:
             at = slice(end - length, end)
             spans.append(Span(at, None, batch.input_ids[at].int().cpu().numpy()))
     return spans
@@ -74,7 +74,7 @@ def _whole_prompts(batch: Any) -> list[Span]:
 def _observe(q: Any, k: Any, v: Any, layer: Any, batch: Any) -> None:
     import torch
 
-    mode = batch.forward_mode
+    mode = getattr(batch, "_original_forward_mode", None) or batch.forward_mode  # a rank without requests is given some that are none
     # Drafts and their verification count as extending too.
     if k is None or not mode.is_extend() or getattr(mode, "name", "EXTEND") not in ("EXTEND", "MIXED", "SPLIT_PREFILL"):
         return
