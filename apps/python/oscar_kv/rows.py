@@ -101,9 +101,11 @@ class Rows:
         ranks = (self._shard[1] or heads) // heads
         rank, tokens = self._shard[0] // heads, sum(self.lengths)
         model = identity.with_shape(model, (q_heads * ranks, heads * ranks, dim, value_dim))
-        # Where token ids are not known, ranks are known to belong together by these.
-        data = {"data_sha256": hashlib.sha256(f"{self.folder.name} {self.lengths}".encode()).hexdigest(), "tokens": tokens,
-                "sequences": len(self.lengths)} if self._texts is None else identity.describe_tokens(self._texts, images)
+        if self._texts is None:  # keys tell data apart then, but for ranks, which must tell the same
+            keys = self._kept[self.layers[0]][0][1].view(torch.uint8).numpy() if ranks == 1 else f"{self.folder.name} {self.lengths}".encode()
+            data = {"data_sha256": hashlib.sha256(keys).hexdigest(), "tokens": tokens, "sequences": len(self.lengths)}
+        else:
+            data = identity.describe_tokens(self._texts, images)
         positions = torch.cat([torch.arange(length, dtype=torch.int32) for length in self.lengths])
         manifest = {"schema": "oscar.dump.v1", "oscar_version": "", "model": model, "calibration": data, "format": "pt",
                     "dtype": str(self._kept[self.layers[0]][0][1].dtype).removeprefix("torch."), "layers": []}
