@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <charconv>
 #include <mutex>
+#include <numeric>
 #include <set>
 #include <utility>
 #include <vector>
@@ -63,22 +64,6 @@ std::string fingerprint_files(const fs::path& dump, const std::vector<fs::path>&
     add_end(dump / file, size, hash);
   }
   return hash.hex();
-}
-
-/// CalibrationData::blocks of the sequences that limits leave of `whole`; a block that is cut is not there.
-std::vector<std::string> blocks_of(std::vector<std::string> whole, const std::vector<DumpChunk>& chunks) {
-  constexpr std::size_t kDigits = CalibrationData::kBlockDigits;
-  std::size_t sequence = 0;
-  for (const DumpChunk& chunk : chunks) {
-    for (const std::int64_t length : chunk.seq_lens) {
-      if (sequence == whole.size()) return {};  // not what the manifest describes
-      std::string& blocks = whole[sequence++];
-      const std::size_t full = static_cast<std::size_t>(length) / CalibrationData::kBlockTokens;
-      if (blocks.size() > kDigits) blocks.resize(std::min(blocks.size(), full * kDigits));
-    }
-  }
-  whole.resize(sequence);
-  return whole;
 }
 
 /// All layers of a dump are of the same tokens. Throws DataError that names the first chunk that differs.
@@ -216,15 +201,15 @@ class FolderSource : public QkvSource {
     Status silent;  // open() says it
     first_layer_ = limited(index_.chunks(layer_id, silent), limits_);
     const std::vector<DumpChunk>& first = first_layer_;
-    for (const DumpChunk& chunk : first) {
-      calibration_.sequences += static_cast<std::int64_t>(chunk.seq_lens.size());
-      for (const std::int64_t length : chunk.seq_lens) calibration_.tokens += length;
-    }
+    std::vector<std::int64_t> lengths;
+    for (const DumpChunk& chunk : first) lengths.insert(lengths.end(), chunk.seq_lens.begin(), chunk.seq_lens.end());
+    calibration_.sequences = std::ssize(lengths);
+    calibration_.tokens = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
     if (!index_.manifest().is_null()) {
       model_ = model_identity_from_json(index_.manifest()["model"]);
       const CalibrationData whole = calibration_data_from_json(index_.manifest()["calibration"]);
       // A part of the data has a hash of its own.
-      calibration_.blocks = blocks_of(whole.blocks, first);
+      calibration_.blocks = blocks_of(whole.blocks, lengths);
       calibration_.data_sha256 = whole.tokens == calibration_.tokens
                                      ? whole.data_sha256
                                      : sha256_hex(whole.data_sha256 + " first " + std::to_string(calibration_.tokens) +

@@ -158,11 +158,17 @@ class FileSource : public QkvSource {
     layer_ids_ = chosen_layers(layout_.layer_ids, limits_.layers, folder);
     const int first = layer_ids_.front();
     const Rows rows = read(first);
-    if (file_ != nullptr) model_ = file_->model;
     model_.num_layers = layout_.layer_ids.back() + 1;
     model_.head_dim = heads_view(rows.q, "q").head_dim;
-    calibration_.sequences = static_cast<std::int64_t>(rows.sequences.size());
-    for (const SequenceRange& range : rows.sequences) calibration_.tokens += range.size();
+    std::vector<std::int64_t> lengths;
+    for (const SequenceRange& range : rows.sequences) lengths.push_back(range.size());
+    calibration_.sequences = std::ssize(lengths);
+    calibration_.tokens = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
+    if (file_ != nullptr) {
+      model_ = file_->model;
+      calibration_.blocks = blocks_of(file_->data.blocks, lengths);
+      if (calibration_.tokens == file_->data.tokens) calibration_.image_tokens = file_->data.image_tokens;
+    }
     const std::string whole = file_ != nullptr ? file_->data.data_sha256 + " rows" : sha256_file(path(first));
     calibration_.data_sha256 = sha256_hex(whole + " first " + std::to_string(calibration_.tokens));
   }

@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "base/errors.hpp"
 #include "base/files.hpp"
+#include "base/json.hpp"
 #include "base/sha256.hpp"
 #include "base/text.hpp"
 
@@ -64,6 +66,25 @@ ServerFile::ServerFile(const std::filesystem::path& path_) : path(path_.string()
   std::ranges::sort(layer_ids);
   model.num_layers = layer_ids.back() + 1;
   if (std::ssize(layer_ids) < model.num_layers) model.cache_layers = layer_ids;  // others have no cache of this kind
+  if (has_rows) take_manifest();
+}
+
+void ServerFile::take_manifest() {
+  const std::string told = text("manifest");
+  if (told.empty()) return;
+  const std::string where = path + ": manifest";
+  const Json manifest = parse_json(told, where);
+  validate_json(manifest, "oscar.dump.v1", where);
+  const ModelIdentity known = std::exchange(model, model_identity_from_json(manifest["model"]));
+  const CalibrationData whole = calibration_data_from_json(manifest["calibration"]);
+  const auto same = [&](auto number) { return model.*number == known.*number; };
+  if (!same(&ModelIdentity::num_attention_heads) || !same(&ModelIdentity::num_key_value_heads) ||
+      !same(&ModelIdentity::head_dim) || !same(&ModelIdentity::value_dim) || model.num_layers < known.num_layers ||
+      whole.tokens != data.tokens) {
+    refuse("the manifest tells other heads, layers or tokens than the file has");
+  }
+  data.blocks = whole.blocks;
+  data.image_tokens = whole.image_tokens;
 }
 
 void ServerFile::refuse(const std::string& what, const char* remedy) const {

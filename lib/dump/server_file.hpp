@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
 // What each rank of OSCAR's SGLang keeps of its calibration, beside the rotations: oscar_moments_rank<r>.pt (format
 // version 2), sums over the tokens for its KV heads, and oscar_rows_rank<r>.pt (format version 1), their keys and
-// values with the queries of every q_sample_stride-th token. Tensors stay in the file until they are asked for.
+// values with the queries of every q_sample_stride-th token. Rows that our observers write have more: "manifest", the
+// text of an oscar.dump.v1 without layers, which tells the model and the data. Tensors stay in the file until they are
+// asked for.
 #pragma once
 
 #include <filesystem>
@@ -26,7 +28,7 @@ struct ServerFile {
   std::string path;
   PtValue content;
   bool has_rows = false;  // else moments
-  ModelIdentity model;    // as far as a server tells it
+  ModelIdentity model;    // as far as the server or the manifest tells it
   CalibrationData data;
   std::vector<int> layer_ids;                // ascending
   int rank = 0, ranks = 0, kv_heads = 0;     // of this rank
@@ -38,6 +40,7 @@ struct ServerFile {
   [[nodiscard]] double query_scale(int layer_id) const;
 
  private:
+  void take_manifest();
   [[noreturn]] void refuse(const std::string& what, const char* remedy = nullptr) const;
   [[nodiscard]] int number(const PtValue& dict, const char* name, int least) const;
   [[nodiscard]] std::string text(const char* name) const;

@@ -47,6 +47,17 @@ void for_each_layer(QkvSource& source, std::span<const int> ids, int lanes,
   if (failure != nullptr) std::rethrow_exception(failure);
 }
 
+std::vector<std::string> blocks_of(std::vector<std::string> whole, std::span<const std::int64_t> lengths) {
+  constexpr std::size_t kDigits = CalibrationData::kBlockDigits;
+  if (lengths.size() > whole.size()) return {};
+  whole.resize(lengths.size());
+  for (std::size_t i = 0; i < lengths.size(); ++i) {
+    const std::size_t full = static_cast<std::size_t>(lengths[i]) / CalibrationData::kBlockTokens;
+    if (whole[i].size() > kDigits) whole[i].resize(std::min(whole[i].size(), full * kDigits));
+  }
+  return whole;
+}
+
 std::vector<std::int64_t> sequence_lengths(LayerStream& stream) {
   std::vector<std::int64_t> lengths;
   QkvChunk chunk;

@@ -2,6 +2,7 @@
 """The plugins of vLLM and SGLang against fakes of the parts of both that they use, with the signatures of vLLM's
 v1/attention/backends and SGLang's plugins/hook_registry: server_test.py [ServerTest.test_…]. No server runs here."""
 import enum
+import json
 import logging
 import multiprocessing
 import os
@@ -14,11 +15,12 @@ import unittest
 from pathlib import Path
 
 try:
+    import numpy as np
     import oscar_kv
     import torch
     import transformers
     from oscar_kv import sglang_plugin, vllm_plugin
-    from oscar_kv.server import Place
+    from oscar_kv.server import Place, Span
     from safetensors import safe_open
     from vllm_fakes import forget_modules, module
 except ImportError as missing:
@@ -65,7 +67,8 @@ class FakeWorker:
 def step(*rows, done=()):
     """What vLLM's scheduler and model runner say of a step: rows of (request, tokens computed before, tokens of its prompt, tokens
     in the step), "new" in front of a request that begins or begins again."""
-    new = [types.SimpleNamespace(req_id=name[3:], num_computed_tokens=start) for name, start, _, _ in rows if name.startswith("new")]
+    new = [types.SimpleNamespace(req_id=name[3:], num_computed_tokens=start, prompt_token_ids=list(range(prompt)))
+           for name, start, prompt, _ in rows if name.startswith("new")]
     old = [(name, start) for name, start, _, _ in rows if not name.startswith("new")]
     output = types.SimpleNamespace(
         finished_req_ids=set(done), scheduled_new_reqs=new,
@@ -175,7 +178,8 @@ class ServerTest(unittest.TestCase):
         (target, (hook, _)), = FakeHooks.hooks.items()
         self.assertEqual(target, "sglang.srt.layers.attention.base_attn_backend.AttentionBackend.forward")
         for chunk, extends in ((slice(0, 60), True), (slice(0, 9), False), (slice(60, 120), True), (slice(0, 9), True)):
-            batch = types.SimpleNamespace(forward_mode=types.SimpleNamespace(is_extend=lambda: extends))
+            batch = types.SimpleNamespace(forward_mode=types.SimpleNamespace(is_extend=lambda: extends), extend_prefix_lens_cpu=[chunk.start],
+                                          extend_seq_lens_cpu=[chunk.stop - chunk.start], input_ids=torch.arange(TOKENS)[chunk])
             for i, rows in enumerate(self.rows):
                 for sliding in (-1, 512):  # a layer with a window is another one
                     layer = types.SimpleNamespace(layer_id=i, tp_q_head_num=HEADS // self.ranks, v_head_dim=DIM,
@@ -211,6 +215,61 @@ class ServerTest(unittest.TestCase):
         files = [self.folder / f"x.rank{rank}.safetensors" for rank in (0, 1)]
         oscar_kv.fit(stats=files, save_stats=self.folder / "joined.safetensors")
         self.assert_same(self.folder / "joined.safetensors")
+
+    def check_rows(self, run, plugin, *lengths):
+        """Two ranks keep prompts from their first tokens on, of which the tests begin all at the first row."""
+        folder = self.folder / "rows"
+        os.environ["OSCAR_OBSERVE"], self.ranks = str(folder), 2
+        for self.rank in (0, 1):
+            with self.assertLogs("oscar_kv", logging.WARNING) as logged:
+                run()
+                plugin._tap()._finish()
+            self.assertIn(f"rows of {sum(lengths)} tokens in {len(lengths)} sequences are in {folder}/oscar_rows_rank{self.rank}.pt; next: oscar "
+                          f"fit --dump {folder} --out SET; none is longer than 480 tokens", logged.output[0])
+            (folder / f"oscar_rows_rank{self.rank}.pt").rename(self.folder / f"{self.rank}")  # each begins before one has written
+            content = torch.load(self.folder / f"{self.rank}")
+            for layer, own in content["layers"].items():
+                for name, rows in zip(("q_samples", "k", "v"), self.rows[layer]):
+                    self.assertTrue(torch.equal(own[name], torch.cat([self.own(rows)[:length] for length in lengths])))
+                self.assertEqual((own["positions"].tolist(), own["q_scaling"]), ([i for length in lengths for i in range(length)], SCALE))
+            texts = oscar_kv.identity.describe_tokens([np.arange(length) for length in lengths])
+            self.assertEqual(json.loads(content["manifest"])["calibration"], texts)
+        for rank in ("0", "1"):
+            (self.folder / rank).rename(folder / f"oscar_rows_rank{rank}.pt")
+        self.assertEqual(oscar_kv.run("inspect", folder)["facts"]["kv_heads"], KV_HEADS)
+        oscar_kv.fit(self.folder / "set", dump=folder, sink=8, recent=8, recipe="coded")
+        self.assertEqual(len(oscar_kv.read_set(self.folder / "set", "vllm").layers), LAYERS)
+
+    def test_vllm_rows(self):
+        self.check_rows(self.run_vllm, vllm_plugin, 50, 50)
+
+    def test_sglang_rows(self):
+        self.check_rows(self.run_sglang, sglang_plugin, 60, 9)
+
+    def test_vllm_keeps_rows_of_prompts_that_begin(self):
+        def texts(*rows):
+            output, common = step(*rows)
+            steps.begin(output)
+            return [(span.tokens.start, span.text.tolist()) for span in steps.spans(common)]
+
+        steps = vllm_plugin.Steps(whole=True)
+        first = list(range(4))
+        # b has a beginning in the cache; c is a decode step by its second token.
+        self.assertEqual(texts(("newa", 0, 70, 4), ("newb", 16, 20, 4), ("newc", 0, 4, 4)), [(0, first), (8, first)])
+        self.assertEqual(texts(("a", 4, 70, 66), ("c", 4, 4, 1)), [])
+        self.assertEqual(texts(("newa", 0, 70, 4), ("newd", 0, 2, 2)), [(4, [0, 1])])  # a begins again
+
+    def test_a_server_goes_on_when_rows_cannot_be_written(self):
+        os.environ["OSCAR_OBSERVE"] = str(self.folder / "rows")
+        with self.assertLogs("oscar_kv", logging.ERROR) as logged:
+            self.run_vllm()
+            (self.folder / "rows").rmdir()
+            vllm_plugin._tap()._finish()
+        self.assertIn("observing ended: [Errno 2]", logged.output[0])
+        vllm_plugin._tap.cache_clear()
+        with self.assertLogs("oscar_kv", logging.ERROR) as logged:
+            vllm_plugin._tap()._finish()
+        self.assertIn("no prompt was observed from its first token on", logged.output[0])
 
     def test_vllm(self):
         self.check(self.run_vllm)
@@ -293,7 +352,7 @@ class ServerTest(unittest.TestCase):
             signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
             tap = vllm_plugin.ServerTap(lambda: Place(str(self.folder / "model"), 0, 1))
             for i, rows in enumerate(self.rows):
-                tap.observe(i, [(*rows, None)], SCALE)
+                tap.observe(i, *rows, [Span(slice(None))], SCALE)
             ready.set()
             time.sleep(60)
 

@@ -2,12 +2,14 @@
 """oscar_kv.observe on models of transformers, against `oscar fit --model` and a dump: tap_test.py [TapTest.test_…]"""
 import json
 import os
+import resource
 import shutil
 import sys
 import tempfile
 import unittest
 import warnings
 from pathlib import Path
+from unittest import mock
 
 try:
     import numpy as np
@@ -137,6 +139,77 @@ class TapTest(unittest.TestCase):
         self.assertAlmostEqual(trace / float((keys[0] ** 2).sum()), 1, 4)
         oscar_kv.fit(folder, stats=[statistics], recipe="oscar", clip="off")
         self.assertEqual(json.loads((folder / "manifest.json").read_text())["calibration"]["image_tokens"], 16)
+
+    def rows(self, model, *batches, name="rows", **options):
+        """{layer: {"k": …}} of forward passes."""
+        with self.assertLogs("oscar_kv"), oscar_kv.observe(model, dump=self.folder / name, **options) as tap, torch.no_grad():
+            for batch in batches:
+                model(**batch) if isinstance(batch, dict) else model(batch)
+            tap.save()
+        return torch.load(self.folder / name / "oscar_rows_rank0.pt")["layers"]
+
+    def test_rows_are_those_of_a_dump(self):
+        model, folder = self.sample()
+        ids = tokens((3, 400), 2048)
+        np.save(self.folder / "tokens.npy", ids.int().numpy())
+        dump = self.folder / "dump"
+        oscar_kv.run("dump", "--model", folder, "--tokens", self.folder / "tokens.npy", "--out", dump, "--quiet")
+        alone = self.rows(model, ids[:1], ids[1:])
+        cache = transformers.DynamicCache(config=model.config)
+        padded = torch.zeros(2, 450, dtype=torch.long)
+        padded[0, 50:], padded[1, :400] = ids[1], ids[2]
+        mask = torch.ones_like(padded)
+        mask[0, :50] = mask[1, 400:] = 0
+        batch = {"input_ids": padded, "attention_mask": mask}
+        # Chunks and steps behind the first, and what stands behind padding without position_ids, are not from a first token on.
+        other = self.rows(model, {"input_ids": ids[:1], "past_key_values": cache}, {"input_ids": ids[1:2, :9], "past_key_values": cache},
+                          {"input_ids": padded[:1], "attention_mask": mask[:1]}, batch | {"position_ids": (mask.cumsum(1) - 1).clamp(0)},
+                          ids, name="other", tokens=1150)
+        for layer in range(4):
+            for name, kept in (("q", "q_samples"), ("k", "k"), ("v", "v")):
+                files = sorted((dump / f"layer_{layer}/{name}").iterdir(), key=lambda file: int(file.stem))
+                expected = torch.cat([torch.load(file) for file in files])
+                self.assertTrue(torch.equal(alone[layer][kept], expected))
+                torch.testing.assert_close(other[layer][kept], expected[:1150], rtol=1e-4, atol=1e-4)
+        for source in ("rows", "dump"):
+            oscar_kv.fit(self.folder / f"of-{source}", dump=self.folder / source, sink=16, recent=64)
+        self.assertEqual(*((self.folder / f"of-{source}/coded.safetensors").read_bytes() for source in ("rows", "dump")))
+        self.assertIn("on 3 of 3 sequences that the set was fitted on", str(oscar_kv.verify(self.folder / "of-rows", dump=dump, compare="none")))
+        cache = oscar_kv.PackedCache(self.folder / "of-rows", model.config)
+        with torch.no_grad():
+            self.assertTrue(model(ids[:1], past_key_values=cache).logits.isfinite().all())
+        transformers.AutoConfig.from_pretrained(folder, rms_norm_eps=1e-5).save_pretrained(self.folder / "another")
+        with self.assertRaisesRegex(ValueError, "the set is for another model"):
+            oscar_kv.PackedCache(self.folder / "of-rows", transformers.AutoConfig.from_pretrained(self.folder / "another"))
+
+    def test_rows_that_cannot_be_kept_or_written(self):
+        model, _ = self.sample()
+        ids, taken = tokens((1, 400), 2048), self.folder / "rows"
+        self.rows(model, ids)
+        for text, options in (("rows_rank0.pt is there already", {"dump": taken}), ("0 tokens of rows are none", {"dump": self.folder, "tokens": 0}),
+                              ("the folder cannot be made: No such", {"dump": "/nowhere/x"})):
+            with self.assertRaisesRegex(ValueError, text):
+                oscar_kv.observe(model, **options)
+        new = self.folder / "new"
+        with self.assertRaisesRegex(ValueError, "rows of 9 tokens take 0.1 MB .10240 bytes each., and half of the free memory has room for 4;"), \
+                mock.patch("oscar_kv.rows._free_memory", lambda: 90000), oscar_kv.observe(model, dump=new, tokens=9):
+            model(ids)
+        with oscar_kv.observe(model, dump=new) as tap, torch.no_grad():
+            with self.assertRaisesRegex(RuntimeError, "no sequence was seen from its first token on"):
+                tap.save()
+            model(ids)
+            with self.assertRaisesRegex(ValueError, "x.safetensors: rows go where observe.dump=. says"):
+                tap.save("x.safetensors")
+            limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (10000, limits[1]))  # as a full disk
+            try:
+                with self.assertRaises((OSError, RuntimeError)):
+                    tap.save()
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+            self.assertEqual(list(new.iterdir()), [])
+            tap.save()
+        self.assertEqual([path.name for path in new.iterdir()], ["oscar_rows_rank0.pt"])
 
     def test_chunks_and_padding_give_what_whole_sequences_give(self):
         model, _ = self.sample()

@@ -7,7 +7,7 @@ import signal
 import subprocess
 
 import numpy as np
-from safetensors import safe_open
+import oscar_kv
 from sample_sets import MODEL, PROJECT, sample_set
 from vllm_serving import BF16_BYTES, BINARY, GIB, PYTHON, TOKENS, ServedModel, main
 
@@ -76,30 +76,50 @@ class ServerTest(ServedModel):
             self.assertEqual(self.complete(prompts[0]), alone)
 
     def test_observed_prompts(self):
-        """Statistics of a server are those of our own runner: chunks beside decode steps, and a prefix that is there already."""
-        model = self.in_float32(MODEL)
-        found = self.folder / "stats.safetensors"
+        """Rows of a server are those of our own dump, and a set for vLLM is made of them: first chunks beside decode steps, without
+        prompts whose beginning is there already."""
+        model, found = self.in_float32(MODEL), self.folder / "rows"
         self.served("--dtype", "float32", "--max-num-batched-tokens", "512", model=model, OSCAR_OBSERVE=str(found))
         ids = np.load(TOKENS).reshape(-1)
-        prompts = np.stack([ids[:700], ids[9000:9700], np.concatenate([ids[:600], ids[20000:20100]])]).astype(np.int32)
+        prompts = np.stack([ids[:700], ids[9000:9700], ids[20000:20700], np.concatenate([ids[:600], ids[30000:30100]])]).astype(np.int32)
         self.complete_all(prompts[:2].tolist())
-        self.complete(prompts[2].tolist())
-        hits = int(self.metric("vllm:prefix_cache_hits_total"))
-        self.assertGreater(hits, 300)
+        for prompt in prompts[2:]:
+            self.complete(prompt.tolist())
+        self.assertGreater(self.metric("vllm:prefix_cache_hits_total"), 300)
         self.server.send_signal(signal.SIGTERM)
         self.server.wait(100)
-        tokens = prompts.size - hits
-        self.assertIn(f"statistics of {tokens} tokens of prompts in {found}; {hits} more were in the server's cache", self.said())
-        everything, cached = self.sums("all", model, prompts), self.sums("cached", model, prompts[2:, :hits])
-        with safe_open(found, "pt") as file:
-            manifest = json.loads(file.metadata()["manifest"])
-            self.assertEqual([part["tokens"] for part in manifest["data"]], [tokens])
-            self.assertEqual(len(everything), 4 * 2 * 2)
-            worst = max(float((file.get_tensor(name) - (x - cached[name])).norm() / x.norm()) for name, x in everything.items())
-        print("figure: difference of sums", worst, flush=True)
+        lengths, difference = self.rows_beside_a_dump(found / "oscar_rows_rank0.pt", model, prompts[:3])
+        self.assertIn(f"rows of {sum(lengths)} tokens in 3 sequences are in {found}/oscar_rows_rank0.pt; next: oscar fit --dump {found} --out", self.said())
         # A row is the result of products of up to 1,024 terms in float32, of which one is off by some 2^-24 sqrt(1024) = 2e-6, and
-        # sums are of squares; what products before it were off by differs from token to token. A token more or less makes 6e-4.
-        self.assertLess(worst, 4e-6)
+        # carries what products before it were off by. Rows of other tokens differ by 1.
+        self.assertLess(difference, 2e-5)
+        oscar_kv.fit(self.folder / "set", dump=found)
+        self.assertEqual(oscar_kv.verify(self.folder / "set", dump=self.folder / "dump", compare="none")["verdict"], "accepted")
+        self.assertEqual(oscar_kv.read_set(self.folder / "set", reader="vllm").layers.keys(), {0, 1, 2, 3})
+
+    def rows_beside_a_dump(self, path, model, prompts):
+        """Lengths of the sequences in a file of rows, which begin each of the prompts once, and by how much the rows differ at most from
+        those of `oscar dump`, of which there is folder/dump then."""
+        import torch
+
+        np.save(self.folder / "prompts.npy", prompts)
+        oscar_kv.run("dump", "--model", model, "--tokens", self.folder / "prompts.npy", "--out", self.folder / "dump")
+        content = torch.load(path)
+        positions = content["layers"][0]["positions"]
+        lengths = (torch.cat([positions[1:], torch.zeros(1)]) == 0).nonzero()[:, 0].add(1).diff(prepend=torch.zeros(1)).long().tolist()
+        worst, order = 0.0, None
+        for layer, own in content["layers"].items():
+            for name, kept in (("k", "k"), ("v", "v"), ("q", "q_samples")):
+                files = sorted((self.folder / f"dump/layer_{layer}/{name}").iterdir(), key=lambda file: int(file.stem))
+                whole = torch.cat([torch.load(file) for file in files]).split(prompts.shape[1])
+                parts = own[kept].split(lengths)
+                order = order or [min(range(len(whole)), key=lambda i: float((part - whole[i][:len(part)]).norm())) for part in parts]
+                worst = max(worst, *(float((part - whole[i][:len(part)]).norm() / part.norm()) for i, part in zip(order, parts)))
+        self.assertEqual(sorted(order), [0, 1, 2])
+        texts = oscar_kv.identity.describe_tokens([prompts[i][:length] for i, length in zip(order, lengths)])
+        self.assertEqual(json.loads(content["manifest"])["calibration"], texts)
+        print("figure: difference of rows", worst, flush=True)
+        return lengths, worst
 
     def test_compiled_graphs_are_not_those_of_servers_without_a_set(self):
         """vLLM keeps compiled graphs under a name made of its configuration; with a set they do not write the cache before attention."""

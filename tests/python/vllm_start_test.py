@@ -204,11 +204,14 @@ class StartTest(unittest.TestCase):
         self.assertIn("vLLM 0.99 does not let a backend say how large its cache is; use vLLM 0.32", self.configure())
 
     def test_variables_that_mean_nothing(self):
+        taken = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="oscar-start-")))
+        (taken / "oscar_rows_rank3.pt").touch()
         for expected, variables in (
                 ("OSCAR_KV_SET is set but empty", {"OSCAR_KV_SET": ""}),
                 ("/nowhere: there is no such file or folder", {"OSCAR_KV_SET": "/nowhere"}),
                 ("OSCAR_OBSERVE is set but empty", {"OSCAR_OBSERVE": " "}),
-                ("name a file *.safetensors", {"OSCAR_OBSERVE": "/tmp/x.npz"}),
+                ("/nowhere/x: the folder cannot be made: No such file or directory", {"OSCAR_OBSERVE": "/nowhere/x"}),
+                ("oscar_rows_rank3.pt is there already, and is not overwritten", {"OSCAR_OBSERVE": str(taken)}),
                 ("/nowhere is no folder that this user may write to", {"OSCAR_OBSERVE": "/nowhere/x.safetensors"}),
                 ("OSCAR_OBSERVE_TOKENS=many: give a whole number of at least 1",
                  {"OSCAR_OBSERVE": "/tmp/x.safetensors", "OSCAR_OBSERVE_TOKENS": "many"}),

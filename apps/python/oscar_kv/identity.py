@@ -89,6 +89,11 @@ def _blocks(ids: bytes) -> str:
     return "".join(hashlib.sha256(part).hexdigest()[:_BLOCK_DIGITS] for part in parts)
 
 
+def image_tokens_of(config: Any) -> list[int]:
+    """Token ids that stand for pieces of images or videos."""
+    return [each for name in ("image_token_id", "video_token_id") if (each := getattr(config, name, None)) is not None]
+
+
 def describe_tokens(sequences: Iterable[Any], images: Sequence[int] = ()) -> dict[str, Any]:
     """CalibrationData of sequences of token ids (vectors of int32 numpy arrays). images: ids that stand for pieces of images or videos."""
     data: dict[str, Any] = {"data_sha256": "", "tokens": 0, "sequences": 0, "blocks": []}

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Statistics of a serving engine while it serves: what vllm_plugin.py and sglang_plugin.py share.
+"""Statistics, or rows, of a serving engine while it serves: what vllm_plugin.py and sglang_plugin.py share.
 
     OSCAR_OBSERVE=stats.safetensors   switches it on; ranks of a tensor-parallel server write stats.rank<N>.safetensors
-    OSCAR_OBSERVE_TOKENS=30000        after so many prompt tokens the file is written and nothing more is observed
+    OSCAR_OBSERVE=FOLDER              the same for rows (rows.py): of prompts that are computed from their first token on, the first chunk
+    OSCAR_OBSERVE_TOKENS=30000        after so many prompt tokens (of rows: 8192) the file is written and nothing more is observed
     OSCAR_OBSERVE_RESERVOIR=8192      tokens of each layer that are kept for value moments by attention scores; their memory
                                       (48 MiB a layer at most) must be left free by the server
 What is wrong with these ends the server's start with one line. Later errors never reach the server: they are logged, and
@@ -19,7 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import identity
-from .program import load_library, setting
+from .program import binary, load_library, setting
+from .rows import DEFAULT_TOKENS, Rows, check_folder
 
 _log = logging.getLogger("oscar_kv")
 
@@ -30,6 +32,14 @@ class Place(NamedTuple):
     model: str  # folder, or name on the Hub
     rank: int  # among those that share the heads of attention
     ranks: int
+
+
+class Span(NamedTuple):
+    """Tokens of prompts that lie side by side in a pass; for rows, those of one prompt from its first token on."""
+
+    tokens: slice
+    boundaries: Any = None  # of prompts, an int32 vector on the device, counted from the first token; None: there is one
+    text: Any = None  # for rows: its token ids, an int32 numpy array; None: not known
 
 
 @contextmanager
@@ -47,6 +57,15 @@ def is_wanted() -> bool:
     return setting("OSCAR_OBSERVE") is not None
 
 
+def wants_rows() -> bool:
+    """Whether what is observed becomes rows in a folder, not a file of sums."""
+    return not (setting("OSCAR_OBSERVE") or "").endswith(".safetensors")
+
+
+def _limit() -> int:
+    return _number("OSCAR_OBSERVE_TOKENS", DEFAULT_TOKENS if wants_rows() else 30000, 1)
+
+
 def _number(variable: str, default: int, least: int) -> int:
     text = setting(variable)
     if text is None:
@@ -60,11 +79,13 @@ def check_settings() -> None:
     """At the start of a process that will observe. Raises ValueError, FileNotFoundError or OSError for what would fail at the
     first prompt or when the file is written."""
     path = Path(setting("OSCAR_OBSERVE") or "")
-    if path.suffix != ".safetensors":
-        raise ValueError(f"OSCAR_OBSERVE={path}: statistics are safetensors; name a file *.safetensors")
+    _limit()
+    if wants_rows():
+        check_folder(path)
+        binary()  # which tells what the model is
+        return
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise ValueError(f"OSCAR_OBSERVE={path}: {path.parent} is no folder that this user may write to; make it first")
-    _number("OSCAR_OBSERVE_TOKENS", 30000, 1)
     _number("OSCAR_OBSERVE_RESERVOIR", 8192, 0)
     load_library()
 
@@ -80,6 +101,7 @@ class ServerTap:
         self._first_layer = -1
         self._tokens = 0
         self._state: Any = None
+        self._rows: Rows | None = None
         self._ended = False
         Finalize(None, self._finish, exitpriority=100)  # atexit's functions do not run in processes that a server forks
 
@@ -92,28 +114,40 @@ class ServerTap:
         except Exception as error:
             self._fail(error)
 
-    def observe(self, layer: int, parts: list[tuple[Any, Any, Any, Any]], scale: float) -> None:
-        """What a pass has of one layer: parts of rows q, k, v (tokens, heads, dim) of real tokens, scores = scale q k, and
-        the boundaries of their sequences (None: one). Layers come in the model's order, so the first one tells when a pass
-        begins. Under guard()."""
-        if self._state is None:
-            self._begin(layer, *parts[0][:3])
+    def observe(self, layer: int, q: Any, k: Any, v: Any, spans: list[Span], scale: float) -> None:
+        """What a pass has of one layer: rows (tokens, heads, dim), scores = scale q k, and where its prompts are, at least one. Layers
+        come in the model's order, so the first one tells when a pass begins. Under guard()."""
+        if self._first_layer < 0:
+            self._begin(layer, q, k, v)
         if layer == self._first_layer:
             if self._tokens >= self._limit:
                 self._finish()
                 return
-            self._tokens += sum(len(part[0]) for part in parts)
-        if layer in self._layers:
-            for q, k, v, boundaries in parts:
-                self._ops.observe(self._state, layer, q, k, v, boundaries, query_scale=scale * q.shape[-1]**0.5)
+            self._tokens += sum(len(q[span.tokens]) for span in spans)
+            if self._rows is not None:
+                self._begin_rows(self._rows, len(q), spans)
+        if layer not in self._layers:
+            return
+        if self._rows is not None:
+            self._rows.add(layer, q, k, v, scale)
+            return
+        for at, boundaries, _ in spans:
+            self._ops.observe(self._state, layer, q[at], k[at], v[at], boundaries, query_scale=scale * q.shape[-1]**0.5)
+
+    @staticmethod
+    def _begin_rows(rows: Rows, tokens: int, spans: list[Span]) -> None:
+        import torch
+
+        mask = torch.zeros(tokens, dtype=torch.bool)
+        for span in spans:
+            mask[span.tokens] = True
+        rows.begin(mask, [span.tokens.stop - span.tokens.start for span in spans], [span.text for span in spans])
 
     def _begin(self, layer: int, q: Any, k: Any, v: Any) -> None:
         import torch
         from transformers import AutoConfig
 
-        load_library()
-        self._limit = _number("OSCAR_OBSERVE_TOKENS", 30000, 1)
-        self._ops, self._first_layer, self._place = torch.ops.oscar, layer, self._place_of_process()
+        self._limit, self._first_layer, self._place = _limit(), layer, self._place_of_process()
         self._config = AutoConfig.from_pretrained(self._place.model, trust_remote_code=False)
         text = self._config.get_text_config(decoder=True)
         if getattr(text, "kv_lora_rank", None):
@@ -124,18 +158,28 @@ class ServerTap:
         kv_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
         if heads * ranks != kv_heads:
             raise ValueError(f"{ranks} ranks with {heads} KV heads each, but the model has {kv_heads}; use no more ranks than KV heads")
+        first = self._place.rank * heads
+        if wants_rows():
+            self._rows = Rows(os.environ["OSCAR_OBSERVE"], self._limit, self._layers, (first, kv_heads))
+            return
+        load_library()
+        self._ops = torch.ops.oscar
         self._shape = (q.shape[1] * ranks, kv_heads, k.shape[2], v.shape[2])
-        shard = {"first_kv_head": self._place.rank * heads, "total_kv_heads": kv_heads} if ranks > 1 else {}
+        shard = {"first_kv_head": first, "total_kv_heads": kv_heads} if ranks > 1 else {}
         self._state = self._ops.new_state(reservoir=_number("OSCAR_OBSERVE_RESERVOIR", 8192, 0), **shard)
 
     def _finish(self) -> None:
         if self._ended:
             return
         self._ended = True
-        if self._state is None:
-            _log.error("oscar_kv: no prompt was observed, so OSCAR_OBSERVE=%s was not written", os.environ.get("OSCAR_OBSERVE"))
+        if self._first_layer < 0:
+            _log.error("oscar_kv: no prompt was observed%s, so OSCAR_OBSERVE=%s was not written",
+                       " from its first token on" if wants_rows() else "", os.environ.get("OSCAR_OBSERVE"))
             return
         try:
+            if self._rows is not None:
+                self._rows.save(self._identity, identity.image_tokens_of(self._config))
+                return
             path = Path(os.environ["OSCAR_OBSERVE"])
             # Ranks cannot compare token ids: one file name and one number of tokens make one run.
             run = hashlib.sha256(f"{path.name} {self._tokens}".encode()).hexdigest()
@@ -151,8 +195,9 @@ class ServerTap:
                          self._tokens, path, self._unseen())
         except Exception as error:
             self._fail(error)
-        self._state = None
+        finally:
+            self._state = self._rows = None
 
     def _fail(self, error: Exception) -> None:
-        self._ended, self._state = True, None
+        self._ended, self._state, self._rows = True, None, None
         _log.error("oscar_kv: observing ended: %s", error)

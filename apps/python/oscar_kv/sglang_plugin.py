@@ -4,11 +4,12 @@ forward() observes prompts. Of backends that wrap others all but one call the ot
 models with linear attention calls forward_extend() instead, so its own forward() has the hook, too. See server.py for the
 environment variables."""
 from functools import cache
+from itertools import accumulate
 from pkgutil import resolve_name
 from typing import Any
 
 from .program import set_path
-from .server import Place, ServerTap, check_settings, is_wanted, starting
+from .server import Place, ServerTap, Span, check_settings, is_wanted, starting, wants_rows
 
 _TARGET = "sglang.srt.layers.attention.base_attn_backend.AttentionBackend.forward"
 _HYBRID = "sglang.srt.layers.attention.hybrid_linear_attn_backend.HybridLinearAttnBackend"
@@ -57,12 +58,23 @@ def _tap() -> ServerTap:
 def _before_forward(backend: Any, q: Any = None, k: Any = None, v: Any = None, layer: Any = None, forward_batch: Any = None,
                     *args: Any, **kwargs: Any) -> None:
     """Observes, and leaves the arguments as they are. Layers of linear attention have no q, k and v."""
-    _tap().guard(lambda: _observe(q, k, v, layer, forward_batch.forward_mode))
+    _tap().guard(lambda: _observe(q, k, v, layer, forward_batch))
 
 
-def _observe(q: Any, k: Any, v: Any, layer: Any, mode: Any) -> None:
+def _whole_prompts(batch: Any) -> list[Span]:
+    """Those that are computed from their first token on. Decode steps of a mixed batch have a prefix."""
+    spans = []
+    for prefix, length, end in zip(batch.extend_prefix_lens_cpu, batch.extend_seq_lens_cpu, accumulate(batch.extend_seq_lens_cpu)):
+        if prefix == 0 < length:
+            at = slice(end - length, end)
+            spans.append(Span(at, None, batch.input_ids[at].int().cpu().numpy()))
+    return spans
+
+
+def _observe(q: Any, k: Any, v: Any, layer: Any, batch: Any) -> None:
     import torch
 
+    mode = getattr(batch, "_original_forward_mode", None) or batch.forward_mode  # a rank without requests is given some that are none
     # Drafts and their verification count as extending too.
     if k is None or not mode.is_extend() or getattr(mode, "name", "EXTEND") not in ("EXTEND", "MIXED", "SPLIT_PREFILL"):
         return
@@ -70,6 +82,7 @@ def _observe(q: Any, k: Any, v: Any, layer: Any, mode: Any) -> None:
         return
     if q.is_cuda and torch.cuda.is_current_stream_capturing():
         return
-    rows = (q.view(-1, layer.tp_q_head_num, layer.qk_head_dim), k.view(-1, layer.tp_k_head_num, layer.qk_head_dim),
-            v.view(-1, layer.tp_v_head_num, layer.v_head_dim), None)
-    _tap().observe(layer.layer_id, [rows], layer.scaling)
+    spans = _whole_prompts(batch) if wants_rows() else [Span(slice(None))]
+    if spans:
+        _tap().observe(layer.layer_id, q.view(-1, layer.tp_q_head_num, layer.qk_head_dim), k.view(-1, layer.tp_k_head_num, layer.qk_head_dim),
+                       v.view(-1, layer.tp_v_head_num, layer.v_head_dim), spans, layer.scaling)

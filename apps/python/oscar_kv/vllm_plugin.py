@@ -12,22 +12,17 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
+
+import numpy as np
 
 from .program import set_path
-from .server import Place, ServerTap, check_settings, is_wanted, starting
+from .server import Place, ServerTap, Span, check_settings, is_wanted, starting, wants_rows
 from .vllm_start import LAYER, SERVING, watch
 
 _BACKENDS = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION", "CPU_ATTN")
 _MARK = "oscar_prompts"  # the attribute of a backend's metadata that has a step's Spans
 _Guard = Callable[[Callable[[], None]], None]
-
-
-class Span(NamedTuple):
-    """Tokens of prompts that lie side by side in a step."""
-
-    tokens: slice
-    boundaries: Any  # int32 (prompts + 1), on the device, counted from the first token
 
 
 @dataclass
@@ -38,9 +33,11 @@ class _Chunk:
 
 
 class Steps:
-    """The requests of a server, by its scheduler."""
+    """The requests of a server, by its scheduler. whole: spans are of prompts from their first token on alone, with their token ids."""
 
-    def __init__(self) -> None:
+    def __init__(self, whole: bool = False) -> None:
+        self._whole = whole
+        self._texts: dict[int, list[Any]] = {}  # of requests that begin, by the length of their first chunk
         self.from_cache = 0  # tokens of prompts that were in the prefix cache when their request began
         self._seen: dict[str, int] = {}
         self._again: list[_Chunk] = []
@@ -51,10 +48,14 @@ class Steps:
             self._seen.pop(request, None)
         cached = output.scheduled_cached_reqs
         starts = dict(zip(cached.req_ids, cached.num_computed_tokens))
+        self._texts = {}
         for new in output.scheduled_new_reqs:
             starts[new.req_id] = new.num_computed_tokens
             if new.req_id not in self._seen:
                 self.from_cache += new.num_computed_tokens
+                if self._whole and new.num_computed_tokens == 0:
+                    count = output.num_scheduled_tokens[new.req_id]
+                    self._texts.setdefault(count, []).append(new.prompt_token_ids and np.array(new.prompt_token_ids[:count], np.int32))
         chunks = [(request, _Chunk(starts[request], count, self._seen.get(request, 0)))
                   for request, count in output.num_scheduled_tokens.items()]
         self._again = [chunk for _, chunk in chunks if chunk.start < chunk.seen]
@@ -79,9 +80,12 @@ class Steps:
             raise ValueError("this version of vLLM does not tell prompts from decode steps (CommonAttentionMetadata.is_prefilling); "
                              "use vLLM 0.32, or oscar fit --model")
         starts, rows = common.query_start_loc_cpu.tolist(), prefilling.tolist()
-        if self._again:
+        if self._again or self._whole:
             lengths = common.seq_lens_cpu_upper_bound
             lengths = (common.seq_lens if lengths is None else lengths).tolist()
+        if self._whole:
+            return self._whole_prompts([(begin, end) for begin, end, row, length in zip(starts, starts[1:], rows, lengths)
+                                        if row and length == end - begin])
         runs: list[list[int]] = []  # ends of prompts, after the begin of the first
         for i, (begin, end) in enumerate(zip(starts, starts[1:])):
             if not rows[i]:
@@ -96,6 +100,15 @@ class Steps:
                 runs.append([begin, end])
         device = common.query_start_loc.device
         return [Span(slice(run[0], run[-1]), torch.tensor([at - run[0] for at in run], dtype=torch.int32, device=device)) for run in runs]
+
+
+    def _whole_prompts(self, ends: list[tuple[int, int]]) -> list[Span]:
+        """Of prompts that begin in a step, those that were not computed before. Which has which text does not matter among those of one
+        length."""
+        texts = {count: iter(own) for count, own in self._texts.items()}
+        again = {(chunk.start, chunk.count) for chunk in self._again}
+        return [Span(slice(begin, end), None, next(texts.get(end - begin, iter(())), None)) for begin, end in ends
+                if (0, end - begin) not in again]
 
 
 def builder_of(backend: Any, steps: Steps, guard: _Guard) -> type:
@@ -152,7 +165,7 @@ def _register(serves: bool) -> None:
 
 @cache
 def _steps() -> Steps:
-    return Steps()
+    return Steps(wants_rows())
 
 
 @cache
@@ -200,7 +213,7 @@ def _observe(impl: Any, tap: ServerTap, layer: Any, q: Any, k: Any, v: Any, meta
         raise ValueError(f"{type(metadata).__name__} was built by another attention backend; use another --attention-backend")
     q, k, v = (x.unflatten(-1, (-1, impl.head_size)) if x.dim() == 2 else x for x in (q, k, v))
     if spans:
-        tap.observe(int(number[1]), [(q[at], k[at], v[at], boundaries) for at, boundaries in spans], impl.scale)
+        tap.observe(int(number[1]), q, k, v, spans, impl.scale)
 
 
 @cache

@@ -111,6 +111,10 @@ class ServerFilesTest(unittest.TestCase):
 
     def test_what_is_not_whole_is_refused(self):
         nan = float("nan")
+        told = {"schema": "oscar.dump.v1", "oscar_version": "", "format": "pt", "dtype": "bfloat16", "layers": [],
+                "model": {"id": "m", "num_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16},
+                "calibration": {"data_sha256": "", "tokens": 340, "sequences": 2}}
+        tell = lambda **other: lambda file: file.update(manifest=json.dumps(told | other))
         cases = (
             ("moments", "has values that are not finite", lambda file: file["layers"][3]["M_k"].fill_(nan)),
             ("moments", '"count" is no such number', lambda file: file["layers"][3].update(count=0)),
@@ -130,6 +134,11 @@ class ServerFilesTest(unittest.TestCase):
             ("rows", "k has NaN or Inf", lambda file: file["layers"][3]["k"].fill_(nan)),
             ("rows", "no position follows another", lambda file: file["layers"][0]["positions"].zero_()),
             ("rows", "another calibration than that of the first rank", lambda file: file.update(prompt_sha256="b" * 64)),
+            ("rows", "another calibration than that of the first rank", tell()),
+            ("rows", "other heads, layers or tokens than the file has", tell(model=told["model"] | {"num_layers": 3})),
+            ("rows", "other heads, layers or tokens than the file has", tell(model=told["model"] | {"num_key_value_heads": 1})),
+            ("rows", "other heads, layers or tokens than the file has", tell(calibration=told["calibration"] | {"tokens": 341})),
+            ("rows", "rows_rank1.pt: manifest", tell(schema="oscar.set.v1")),
             ("rows", "q_scaling is no scale", lambda file: file["layers"][0].update(q_scaling=nan)),
             ("rows", '"k" of layer 0 has shape [340, 1, 8]', lambda file: file["layers"][0].update(k=torch.zeros(340, 1, 8))),
             ("rows", "int32", lambda file: file["layers"][0].update(k=torch.zeros(340, 1, 16, dtype=torch.int32))),
