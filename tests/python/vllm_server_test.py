@@ -88,7 +88,7 @@ class ServerTest(ServedModel):
         self.assertGreater(self.metric("vllm:prefix_cache_hits_total"), 300)
         self.server.send_signal(signal.SIGTERM)
         self.server.wait(100)
-        lengths, difference = self.rows_beside_a_dump(found / "oscar_rows_rank0.pt", model, prompts[:3])
+        lengths, difference = self.rows_beside_a_dump(found, model, prompts[:3])
         self.assertIn(f"rows of {sum(lengths)} tokens in 3 sequences are in {found}/oscar_rows_rank0.pt; next: oscar fit --dump {found} --out", self.said())
         # A row is the result of products of up to 1,024 terms in float32, of which one is off by some 2^-24 sqrt(1024) = 2e-6, and
         # carries what products before it were off by. Rows of other tokens differ by 1.
@@ -96,30 +96,6 @@ class ServerTest(ServedModel):
         oscar_kv.fit(self.folder / "set", dump=found)
         self.assertEqual(oscar_kv.verify(self.folder / "set", dump=self.folder / "dump", compare="none")["verdict"], "accepted")
         self.assertEqual(oscar_kv.read_set(self.folder / "set", reader="vllm").layers.keys(), {0, 1, 2, 3})
-
-    def rows_beside_a_dump(self, path, model, prompts):
-        """Lengths of the sequences in a file of rows, which begin each of the prompts once, and by how much the rows differ at most from
-        those of `oscar dump`, of which there is folder/dump then."""
-        import torch
-
-        np.save(self.folder / "prompts.npy", prompts)
-        oscar_kv.run("dump", "--model", model, "--tokens", self.folder / "prompts.npy", "--out", self.folder / "dump")
-        content = torch.load(path)
-        positions = content["layers"][0]["positions"]
-        lengths = (torch.cat([positions[1:], torch.zeros(1)]) == 0).nonzero()[:, 0].add(1).diff(prepend=torch.zeros(1)).long().tolist()
-        worst, order = 0.0, None
-        for layer, own in content["layers"].items():
-            for name, kept in (("k", "k"), ("v", "v"), ("q", "q_samples")):
-                files = sorted((self.folder / f"dump/layer_{layer}/{name}").iterdir(), key=lambda file: int(file.stem))
-                whole = torch.cat([torch.load(file) for file in files]).split(prompts.shape[1])
-                parts = own[kept].split(lengths)
-                order = order or [min(range(len(whole)), key=lambda i: float((part - whole[i][:len(part)]).norm())) for part in parts]
-                worst = max(worst, *(float((part - whole[i][:len(part)]).norm() / part.norm()) for i, part in zip(order, parts)))
-        self.assertEqual(sorted(order), [0, 1, 2])
-        texts = oscar_kv.identity.describe_tokens([prompts[i][:length] for i, length in zip(order, lengths)])
-        self.assertEqual(json.loads(content["manifest"])["calibration"], texts)
-        print("figure: difference of rows", worst, flush=True)
-        return lengths, worst
 
     def test_compiled_graphs_are_not_those_of_servers_without_a_set(self):
         """vLLM keeps compiled graphs under a name made of its configuration; with a set they do not write the cache before attention."""

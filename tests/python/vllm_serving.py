@@ -21,7 +21,6 @@ from pathlib import Path
 
 import numpy as np
 import oscar_kv
-from safetensors import safe_open
 from sample_sets import GOLDEN, MODEL, PROJECT
 
 BINARY = os.environ["OSCAR_BINARY"]
@@ -52,13 +51,29 @@ class ServedModel(unittest.TestCase):
         (copy / "config.json").write_text(json.dumps(config | {"torch_dtype": "float32"}))
         return copy
 
-    def sums(self, name, model, tokens):
-        """Of the program's own run: {"layer_0.qqt.sums": …}, of queries and keys."""
-        np.save(self.folder / f"{name}.npy", tokens)
-        path = self.folder / f"{name}.safetensors"
-        oscar_kv.fit(model=model, tokens=self.folder / f"{name}.npy", save_stats=path, device="cpu", recipe="stretch")
-        with safe_open(path, "pt") as file:
-            return {key: file.get_tensor(key) for key in file.keys() if key.split(".")[1] in ("qqt", "ktk")}
+    def rows_beside_a_dump(self, observed, model, prompts):
+        """Lengths of the sequences of which all ranks kept rows, which begin each of the prompts once, and by how much the rows differ at
+        most from those of `oscar dump`, of which there is folder/dump then."""
+        import torch
+
+        np.save(self.folder / "prompts.npy", prompts)
+        oscar_kv.run("dump", "--model", model, "--tokens", self.folder / "prompts.npy", "--out", self.folder / "dump")
+        ranks = [torch.load(path) for path in sorted(observed.iterdir())]
+        positions = ranks[0]["layers"][0]["positions"]
+        lengths = (torch.cat([positions[1:], torch.zeros(1)]) == 0).nonzero()[:, 0].add(1).diff(prepend=torch.zeros(1)).long().tolist()
+        worst, order = 0.0, None
+        for layer in ranks[0]["layers"]:
+            for name, kept in (("k", "k"), ("v", "v"), ("q", "q_samples")):
+                files = sorted((self.folder / f"dump/layer_{layer}/{name}").iterdir(), key=lambda file: int(file.stem))
+                whole = torch.cat([torch.load(file) for file in files]).split(prompts.shape[1])
+                parts = torch.cat([rank["layers"][layer][kept] for rank in ranks], 1).split(lengths)
+                order = order or [min(range(len(whole)), key=lambda i: float((part - whole[i][:len(part)]).norm())) for part in parts]
+                worst = max(worst, *(float((part - whole[i][:len(part)]).norm() / part.norm()) for i, part in zip(order, parts)))
+        self.assertEqual(sorted(order), list(range(len(prompts))))
+        texts = oscar_kv.identity.describe_tokens([prompts[i][:length] for i, length in zip(order, lengths)])
+        self.assertEqual([json.loads(rank["manifest"])["calibration"] for rank in ranks], [texts] * len(ranks))
+        print("figure: difference of rows", worst, flush=True)
+        return lengths, worst
 
     def environment(self):
         own = {name: value for name, value in os.environ.items() if not name.startswith(("OSCAR_", "VLLM_"))}

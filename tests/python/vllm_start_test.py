@@ -4,6 +4,7 @@ vllm_server_test.py does it with a real one."""
 import enum
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -212,13 +213,10 @@ class StartTest(unittest.TestCase):
                 ("OSCAR_OBSERVE is set but empty", {"OSCAR_OBSERVE": " "}),
                 ("/nowhere/x: the folder cannot be made: No such file or directory", {"OSCAR_OBSERVE": "/nowhere/x"}),
                 ("oscar_rows_rank3.pt is there already, and is not overwritten", {"OSCAR_OBSERVE": str(taken)}),
-                ("/nowhere is no folder that this user may write to", {"OSCAR_OBSERVE": "/nowhere/x.safetensors"}),
-                ("OSCAR_OBSERVE_TOKENS=many: give a whole number of at least 1",
-                 {"OSCAR_OBSERVE": "/tmp/x.safetensors", "OSCAR_OBSERVE_TOKENS": "many"}),
-                ("OSCAR_OBSERVE_TOKENS=0: give", {"OSCAR_OBSERVE": "/tmp/x.safetensors", "OSCAR_OBSERVE_TOKENS": "0"}),
-                ("OSCAR_OBSERVE_RESERVOIR is set but empty",
-                 {"OSCAR_OBSERVE": "/tmp/x.safetensors", "OSCAR_OBSERVE_RESERVOIR": ""}),
-                ("are both set", {"OSCAR_OBSERVE": "/tmp/x.safetensors", "OSCAR_KV_SET": str(sample_set("coded"))})):
+                ("OSCAR_OBSERVE_TOKENS=many: give a whole number of at least 1", {"OSCAR_OBSERVE": "/x", "OSCAR_OBSERVE_TOKENS": "many"}),
+                ("OSCAR_OBSERVE_TOKENS=0: give", {"OSCAR_OBSERVE": "/x", "OSCAR_OBSERVE_TOKENS": "0"}),
+                ("OSCAR_OBSERVE_TOKENS is set but empty", {"OSCAR_OBSERVE": "/x", "OSCAR_OBSERVE_TOKENS": ""}),
+                ("are both set", {"OSCAR_OBSERVE": "/x", "OSCAR_KV_SET": str(sample_set("coded"))})):
             with self.subTest(expected), mock.patch.dict(os.environ, variables):
                 self.assertIn(expected, self.configure())
 
@@ -227,12 +225,17 @@ class StartTest(unittest.TestCase):
 
         broken = PROJECT / "README.md"
         program.load_library.cache_clear()
-        with mock.patch.dict(os.environ, {"OSCAR_OBSERVE": "/tmp/x.safetensors", "OSCAR_TORCH_LIBRARY": str(broken)}):
-            self.assertIn(f"{broken} does not load into torch {torch.__version__}", self.configure())
+        with mock.patch.dict(os.environ, {"OSCAR_TORCH_LIBRARY": str(broken)}), \
+                self.assertRaisesRegex(OSError, f"{broken} does not load into torch {re.escape(torch.__version__)}"):
+            program.load_library()
         program.load_library.cache_clear()
 
+    def observed(self):
+        """Variables with which servers are observed."""
+        return mock.patch.dict(os.environ, {"OSCAR_OBSERVE": self.enterContext(tempfile.TemporaryDirectory(prefix="oscar-start-"))})
+
     def test_a_backend_that_cannot_be_observed(self):
-        with mock.patch.dict(os.environ, {"OSCAR_OBSERVE": "/tmp/x.safetensors"}):
+        with self.observed():
             self.assertEqual(self.configure(backend=None), "served")
             self.platform.device_type = "cuda"
             self.assertEqual(self.choose(self.names.CPU_ATTN), "oscar_kv.vllm_plugin.Observed_CPU_ATTN")
@@ -241,7 +244,7 @@ class StartTest(unittest.TestCase):
 
     def test_an_observed_server_is_given_time_to_write_its_file(self):
         for given, expected in ((0, 30), (7, 7)):
-            with mock.patch.dict(os.environ, {"OSCAR_OBSERVE": "/tmp/x.safetensors"}):
+            with self.observed():
                 vllm_plugin.register()
                 config = self.config()
                 config.shutdown_timeout = given

@@ -69,6 +69,19 @@ class Rows:
                 self._pass_texts.append(None if ids is None else ids[:kept])
                 left -= kept
 
+    @property
+    def full(self) -> bool:
+        return sum(self.lengths) + sum(self._pass_lengths) >= self.limit
+
+    def begin_prompts(self, tokens: int, places: Sequence[slice], texts: Sequence[Any]) -> None:
+        """begin() of a pass over so many tokens, of which some are prompts from their first token on."""
+        import torch
+
+        mask = torch.zeros(tokens, dtype=torch.bool)
+        for place in places:
+            mask[place] = True
+        self.begin(mask, [place.stop - place.start for place in places], texts)
+
     def add(self, layer: int, q: Any, k: Any, v: Any, scale: float) -> None:
         """A layer's rows of the pass, (of the mask's dimensions, heads, dim), where scores are scale q k. Raises IndexError or ValueError
         if they do not fit to others, or if memory or disk is too small for all."""

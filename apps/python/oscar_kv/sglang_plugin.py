@@ -9,7 +9,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from .program import set_path
-from .server import Place, ServerTap, Span, check_settings, is_wanted, starting, wants_rows
+from .server import Place, ServerTap, Span, check_settings, is_wanted, starting
 
 _TARGET = "sglang.srt.layers.attention.base_attn_backend.AttentionBackend.forward"
 _HYBRID = "sglang.srt.layers.attention.hybrid_linear_attn_backend.HybridLinearAttnBackend"
@@ -67,7 +67,7 @@ def _whole_prompts(batch: Any) -> list[Span]:
     for prefix, length, end in zip(batch.extend_prefix_lens_cpu, batch.extend_seq_lens_cpu, accumulate(batch.extend_seq_lens_cpu)):
         if prefix == 0 < length:
             at = slice(end - length, end)
-            spans.append(Span(at, None, batch.input_ids[at].int().cpu().numpy()))
+            spans.append(Span(at, batch.input_ids[at].int().cpu().numpy()))
     return spans
 
 
@@ -82,7 +82,6 @@ def _observe(q: Any, k: Any, v: Any, layer: Any, batch: Any) -> None:
         return
     if q.is_cuda and torch.cuda.is_current_stream_capturing():
         return
-    spans = _whole_prompts(batch) if wants_rows() else [Span(slice(None))]
-    if spans:
+    if spans := _whole_prompts(batch):
         _tap().observe(layer.layer_id, q.view(-1, layer.tp_q_head_num, layer.qk_head_dim), k.view(-1, layer.tp_k_head_num, layer.qk_head_dim),
                        v.view(-1, layer.tp_v_head_num, layer.v_head_dim), spans, layer.scaling)

@@ -3,21 +3,20 @@
 subclasses whose forward() also observes prompts (server.py has its environment variables); with OSCAR_KV_SET=SET, the
 backend CUSTOM serves a set (vllm_backend.py). Where either cannot be done, the start ends (vllm_start.py).
 
-Which tokens of a step belong to prompts and were not computed before: every attention backend builds its own metadata from
-CommonAttentionMetadata, which says of each request whether it is still in its prompt. What a request has computed before is known from
-what vLLM's scheduler tells the workers in each step: prompts that are computed again after a preemption do not count twice, and tokens
-that came from the prefix cache are counted apart. Non-goals: speculative decoding, whose drafts are not in the scheduler's output.
+Which prompts begin in a step and were not computed before: every attention backend builds its own metadata from
+CommonAttentionMetadata, which says of each request whether it is still in its prompt, and how long it is. Which requests began before is
+known from what vLLM's scheduler tells the workers in each step: prompts that are computed again after a preemption do not count twice.
+Non-goals: speculative decoding, whose drafts are not in the scheduler's output.
 """
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 
 from .program import set_path
-from .server import Place, ServerTap, Span, check_settings, is_wanted, starting, wants_rows
+from .server import Place, ServerTap, Span, check_settings, is_wanted, starting
 from .vllm_start import LAYER, SERVING, watch
 
 _BACKENDS = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION", "CPU_ATTN")
@@ -25,90 +24,40 @@ _MARK = "oscar_prompts"  # the attribute of a backend's metadata that has a step
 _Guard = Callable[[Callable[[], None]], None]
 
 
-@dataclass
-class _Chunk:
-    start: int  # of the request's tokens
-    count: int
-    seen: int  # tokens of the request that were computed before, from its first on
-
-
 class Steps:
-    """The requests of a server, by its scheduler. whole: spans are of prompts from their first token on alone, with their token ids."""
+    """The requests of a server, by its scheduler."""
 
-    def __init__(self, whole: bool = False) -> None:
-        self._whole = whole
+    def __init__(self) -> None:
+        self._begun: set[str] = set()
+        self._again: set[int] = set()  # lengths of the chunks with which requests begin again
         self._texts: dict[int, list[Any]] = {}  # of requests that begin, by the length of their first chunk
-        self.from_cache = 0  # tokens of prompts that were in the prefix cache when their request began
-        self._seen: dict[str, int] = {}
-        self._again: list[_Chunk] = []
 
     def begin(self, output: Any) -> None:
         """A step, by vLLM's SchedulerOutput."""
-        for request in output.finished_req_ids:
-            self._seen.pop(request, None)
-        cached = output.scheduled_cached_reqs
-        starts = dict(zip(cached.req_ids, cached.num_computed_tokens))
+        self._begun -= output.finished_req_ids
+        cached, counts = output.scheduled_cached_reqs, output.num_scheduled_tokens
+        starts = dict(zip(cached.req_ids, cached.num_computed_tokens)) | {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+        self._again = {counts[request] for request, start in starts.items() if start == 0 and request in self._begun}
         self._texts = {}
         for new in output.scheduled_new_reqs:
-            starts[new.req_id] = new.num_computed_tokens
-            if new.req_id not in self._seen:
-                self.from_cache += new.num_computed_tokens
-                if self._whole and new.num_computed_tokens == 0:
-                    count = output.num_scheduled_tokens[new.req_id]
-                    self._texts.setdefault(count, []).append(new.prompt_token_ids and np.array(new.prompt_token_ids[:count], np.int32))
-        chunks = [(request, _Chunk(starts[request], count, self._seen.get(request, 0)))
-                  for request, count in output.num_scheduled_tokens.items()]
-        self._again = [chunk for _, chunk in chunks if chunk.start < chunk.seen]
-        for request, chunk in chunks:
-            self._seen[request] = max(chunk.seen, chunk.start + chunk.count)
-
-    def _known(self, start: int, count: int) -> int:
-        """How many of these tokens of a request were computed before. Rows do not tell whose they are; two requests of one step
-        that begin and end at the same places can be taken for each other."""
-        for chunk in self._again:
-            if (chunk.start, chunk.count) == (start, count):
-                self._again.remove(chunk)
-                return min(chunk.seen - start, count)
-        return 0
+            if new.num_computed_tokens == 0 and new.req_id not in self._begun:
+                count = counts[new.req_id]
+                self._texts.setdefault(count, []).append(new.prompt_token_ids and np.array(new.prompt_token_ids[:count], np.int32))
+        self._begun |= starts.keys()
 
     def spans(self, common: Any) -> list[Span]:
-        """Of a step's CommonAttentionMetadata. Raises ValueError if it does not tell prompts."""
-        import torch
-
+        """Of a step's CommonAttentionMetadata: the prompts that begin in it and were not computed before. Which has which text does not
+        matter among those of one length. Raises ValueError if it does not tell prompts."""
         prefilling = getattr(common, "is_prefilling", None)
         if prefilling is None:
             raise ValueError("this version of vLLM does not tell prompts from decode steps (CommonAttentionMetadata.is_prefilling); "
                              "use vLLM 0.32, or oscar fit --model")
-        starts, rows = common.query_start_loc_cpu.tolist(), prefilling.tolist()
-        if self._again or self._whole:
-            lengths = common.seq_lens_cpu_upper_bound
-            lengths = (common.seq_lens if lengths is None else lengths).tolist()
-        if self._whole:
-            return self._whole_prompts([(begin, end) for begin, end, row, length in zip(starts, starts[1:], rows, lengths)
-                                        if row and length == end - begin])
-        runs: list[list[int]] = []  # ends of prompts, after the begin of the first
-        for i, (begin, end) in enumerate(zip(starts, starts[1:])):
-            if not rows[i]:
-                continue
-            if self._again:
-                begin += self._known(lengths[i] - (end - begin), end - begin)
-            if begin == end:
-                continue
-            if runs and runs[-1][-1] == begin:
-                runs[-1].append(end)
-            else:
-                runs.append([begin, end])
-        device = common.query_start_loc.device
-        return [Span(slice(run[0], run[-1]), torch.tensor([at - run[0] for at in run], dtype=torch.int32, device=device)) for run in runs]
-
-
-    def _whole_prompts(self, ends: list[tuple[int, int]]) -> list[Span]:
-        """Of prompts that begin in a step, those that were not computed before. Which has which text does not matter among those of one
-        length."""
-        texts = {count: iter(own) for count, own in self._texts.items()}
-        again = {(chunk.start, chunk.count) for chunk in self._again}
-        return [Span(slice(begin, end), None, next(texts.get(end - begin, iter(())), None)) for begin, end in ends
-                if (0, end - begin) not in again]
+        lengths = common.seq_lens_cpu_upper_bound
+        lengths = (common.seq_lens if lengths is None else lengths).tolist()
+        starts, texts = common.query_start_loc_cpu.tolist(), {count: iter(own) for count, own in self._texts.items()}
+        return [Span(slice(begin, end), next(texts.get(length, iter(())), None))
+                for begin, end, is_prompt, length in zip(starts, starts[1:], prefilling.tolist(), lengths)
+                if is_prompt and length == end - begin and length not in self._again]
 
 
 def builder_of(backend: Any, steps: Steps, guard: _Guard) -> type:
@@ -165,7 +114,7 @@ def _register(serves: bool) -> None:
 
 @cache
 def _steps() -> Steps:
-    return Steps(wants_rows())
+    return Steps()
 
 
 @cache
@@ -174,8 +123,7 @@ def _tap() -> ServerTap:
     from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 
     model = get_current_vllm_config().model_config.model  # known while layers are made
-    tap = ServerTap(lambda: Place(model, get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()),
-                    lambda: _steps().from_cache)
+    tap = ServerTap(lambda: Place(model, get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()))
     watch_scheduler(lambda output: tap.guard(lambda: _steps().begin(output)))
     return tap
 
