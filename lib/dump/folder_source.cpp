@@ -209,7 +209,7 @@ class FolderSource : public QkvSource {
       model_ = model_identity_from_json(index_.manifest()["model"]);
       const CalibrationData whole = calibration_data_from_json(index_.manifest()["calibration"]);
       // A part of the data has a hash of its own.
-      calibration_.blocks = blocks_of(whole.blocks, lengths);
+      calibration_.blocks = blocks_within(whole.blocks, lengths);
       calibration_.data_sha256 = whole.tokens == calibration_.tokens
                                      ? whole.data_sha256
                                      : sha256_hex(whole.data_sha256 + " first " + std::to_string(calibration_.tokens) +

@@ -166,7 +166,7 @@ class FileSource : public QkvSource {
     calibration_.tokens = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
     if (file_ != nullptr) {
       model_ = file_->model;
-      calibration_.blocks = blocks_of(file_->data.blocks, lengths);
+      calibration_.blocks = blocks_within(file_->data.blocks, lengths);
       if (calibration_.tokens == file_->data.tokens) calibration_.image_tokens = file_->data.image_tokens;
     }
     const std::string whole = file_ != nullptr ? file_->data.data_sha256 + " rows" : sha256_file(path(first));

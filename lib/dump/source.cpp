@@ -47,7 +47,7 @@ void for_each_layer(QkvSource& source, std::span<const int> ids, int lanes,
   if (failure != nullptr) std::rethrow_exception(failure);
 }
 
-std::vector<std::string> blocks_of(std::vector<std::string> whole, std::span<const std::int64_t> lengths) {
+std::vector<std::string> blocks_within(std::vector<std::string> whole, std::span<const std::int64_t> lengths) {
   constexpr std::size_t kDigits = CalibrationData::kBlockDigits;
   if (lengths.size() > whole.size()) return {};
   whole.resize(lengths.size());
