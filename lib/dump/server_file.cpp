@@ -70,10 +70,10 @@ ServerFile::ServerFile(const std::filesystem::path& path_) : path(path_.string()
 }
 
 void ServerFile::take_manifest() {
-  const std::string told = text("manifest");
-  if (told.empty()) return;
+  const auto* const told = member_of<std::string>(&content, "manifest");
+  if (told == nullptr) return;
   const std::string where = path + ": manifest";
-  const Json manifest = parse_json(told, where);
+  const Json manifest = parse_json(*told, where);
   validate_json(manifest, "oscar.dump.v1", where);
   const ModelIdentity known = std::exchange(model, model_identity_from_json(manifest["model"]));
   const CalibrationData whole = calibration_data_from_json(manifest["calibration"]);

@@ -23,6 +23,11 @@ WINDOWS = ("--sink", "16", "--recent", "32")
 PAIR = ("k_rotation_qqt_r_h_pbr.pt", "v_rotation_sst_r_h_pbr.pt")
 
 
+TOLD = {"schema": "oscar.dump.v1", "oscar_version": "", "format": "pt", "dtype": "bfloat16", "layers": [],
+        "model": {"id": "m", "num_layers": 5, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "config_sha256": "c"},
+        "calibration": {"data_sha256": "", "tokens": 340, "sequences": 2, "blocks": ["1" * 6400, "2" * 16], "image_tokens": 7}}
+
+
 class Evil:
     def __reduce__(self):
         return os.system, ("touch /tmp/oscar-was-here",)
@@ -83,6 +88,12 @@ class ServerFilesTest(unittest.TestCase):
         self.assertNotIn("one query in", self.fit("of_rows", "--dump", every))
         for name in ("coded.safetensors", *PAIR):
             self.assertEqual((self.folder / "of_dump" / name).read_bytes(), (self.folder / "of_rows" / name).read_bytes(), name)
+        for path in every.iterdir():
+            torch.save(torch.load(path) | {"manifest": json.dumps(TOLD)}, path)
+        self.fit("of_told", "--dump", every)
+        told = json.loads((self.folder / "of_told/manifest.json").read_text())
+        self.assertEqual((told["model"]["config_sha256"], told["model"]["num_layers"]), ("c", 5))
+        self.assertEqual((told["calibration"]["blocks"], told["calibration"]["image_tokens"]), (["1" * 16, "2" * 16], 7))
         scaled = server.save(self.folder / "scaled", {i: (q / 2, k, v) for i, (q, k, v) in self.rows.items()}, stride=1, scaling=0.5, kinds=("rows",))
         self.fit("of_scaled", "--dump", scaled)
         self.assertEqual(*((self.folder / made / "coded.safetensors").read_bytes() for made in ("of_dump", "of_scaled")))
@@ -111,10 +122,7 @@ class ServerFilesTest(unittest.TestCase):
 
     def test_what_is_not_whole_is_refused(self):
         nan = float("nan")
-        told = {"schema": "oscar.dump.v1", "oscar_version": "", "format": "pt", "dtype": "bfloat16", "layers": [],
-                "model": {"id": "m", "num_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16},
-                "calibration": {"data_sha256": "", "tokens": 340, "sequences": 2}}
-        tell = lambda **other: lambda file: file.update(manifest=json.dumps(told | other))
+        told, tell = TOLD, lambda **other: lambda file: file.update(manifest=json.dumps(TOLD | other))
         cases = (
             ("moments", "has values that are not finite", lambda file: file["layers"][3]["M_k"].fill_(nan)),
             ("moments", '"count" is no such number', lambda file: file["layers"][3].update(count=0)),
