@@ -13,11 +13,13 @@ from dataclasses import replace
 from unittest import mock
 
 try:
+    import numpy as np
     import oscar_kv
     import torch
     import vllm_fakes
     from on_device import DEVICE
     from oscar_kv import chunk_attention
+    from oscar_kv.offloaded_windows import Group, OffloadedWindows
     from oscar_kv.packed_layer import PackedSlots
     from plain_attention import plain_attention
 except ImportError as missing:
@@ -301,6 +303,38 @@ class BackendTest(unittest.TestCase):
             self.run_steps(server, {name: Expected(rotations, rows_of(96, ord(name)))}, [{name: 16}] * 6)
         server.tables["e"] = server.tables["a"][:3]
         self.run_steps(server, {"e": Expected(rotations, rows, lost=range(48))}, [{"e": 1}] * 12, {"e": 48})
+
+    def test_a_prefix_that_comes_back_from_the_host(self):
+        """Its blocks held another request's copies; of its own it has those of the windows, and none where they were not kept."""
+        def moved(source, destination):
+            source, destination = (types.SimpleNamespace(block_ids=np.array(ids), group_sizes=[3], block_indices=[0]) for ids in (source, destination))
+            return [types.SimpleNamespace(req_id="a", src_spec=source, dst_spec=destination)]
+
+        for budget, lost, by_kernels in ((1 << 20, range(0), False), (1 << 20, range(16, 32), True), (100, range(48), False)):
+            rotations, rows, chunks = coded_set(sink=16 if by_kernels else SINK), rows_of(110, 10), [7, 5, 6]
+            self.serve(rotations)
+            self.enterContext(mock.patch.object(vllm_backend, "ON_CPU", by_kernels))
+            server = Server()
+            kept = server.builder.offloaded = OffloadedWindows([Group(BLOCK, [server.builder])], *rotations.windows, budget)
+            self.run_steps(server, {"a": Expected(rotations, rows)}, [{"a": 48}])
+            kept._save(moved(server.tables["a"][:3], chunks))
+            pages = server.cache[server.tables["a"][:3]].clone()
+            self.run_steps(server, {"b": Expected(rotations, rows_of(50, 50))}, [{"b": 48}, {"b": 1}])
+            taken = server.tables["c"] = server.tables["b"][:3]
+            with self.assertLogs("vllm.oscar_kv", "WARNING") if budget == 100 else contextlib.nullcontext():
+                kept._load(moved(chunks, taken))
+            server.cache[taken] = pages
+            self.run_steps(server, {"c": Expected(rotations, rows, lost=lost)}, [{"c": 1}] * 12, {"c": 48})
+
+    def test_rows_of_a_block_go_when_it_is_written_anew(self):
+        kept, rows = OffloadedWindows([Group(BLOCK, [])], SINK, RECENT, 1 << 20), {NAME: torch.zeros(1)}
+        space = types.SimpleNamespace
+        cached = space(req_ids=["b", "c", "d"], resumed_req_ids={"c"}, num_computed_tokens=[80, 16, 99], new_block_ids=[([5],), ([6, 7],), None])
+        new = space(block_ids=([1, 2, 3, 4],), num_computed_tokens=40)
+        for block in range(10):
+            kept.first.put(("block", block), rows)
+        kept.begin(space(finished_req_ids=set(), kv_connector_metadata=space(load_jobs={}, store_jobs={}, jobs_to_flush=None), scheduled_new_reqs=[new], scheduled_cached_reqs=cached, kv_cache_block_copies=[space(dst_block_id=8)]))
+        self.assertEqual([block for block in range(10) if kept.first.get(("block", block))], [0, 1, 2, 6, 9])
 
     def test_drafts_that_are_rejected_leave_nothing_behind(self):
         self.check_drafts(coded_set())

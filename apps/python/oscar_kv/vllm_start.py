@@ -36,6 +36,35 @@ def _refuse(why: str) -> None:
     raise ValueError(f"the set {set_path()} cannot be served: {why}")
 
 
+def _why_not_moved(config: Any) -> str | None:
+    """Why blocks cannot be moved as a configuration of vLLM says, and what to do; None if they can, or are not moved."""
+    transfer, size = config.kv_transfer_config, getattr(config.cache_config, "kv_offloading_size", None)
+    name, more = getattr(transfer, "kv_connector", None), getattr(transfer, "kv_connector_extra_config", None) or {}
+    if size is not None:  # of which vLLM makes a transfer later
+        is_simple = os.environ.get("VLLM_USE_SIMPLE_KV_OFFLOAD", "0") not in ("", "0")
+        native = "SimpleCPUOffloadConnector" if is_simple else "OffloadingConnector"
+        name = native if config.cache_config.kv_offloading_backend == "native" else "LMCacheMPConnector"
+    if name is None:
+        return None
+    use = "use OffloadingConnector (--kv-offloading-size without VLLM_USE_SIMPLE_KV_OFFLOAD)"
+    spec = more.get("spec_name", "CPUOffloadingSpec")
+    for is_wrong, text in (
+            (name.startswith("LMCache"), f"{name} takes pages for rows of heads; {use}, or unset OSCAR_KV_SET and pack what LMCache stores "
+             "(python -m oscar_kv.lmcache)"),
+            (name == "MultiConnector", f"connectors of {name} are not known apart; {use}"),
+            (name != "OffloadingConnector", f"{name} moves pages without the exact first tokens that lie beside them; {use}"),
+            (spec != "CPUOffloadingSpec" and "spec_module_path" not in more,
+             f"{spec} keeps blocks by names that do not tell sets apart; leave spec_name out"),
+            ("block_size" in more or int(more.get("blocks_per_chunk", 1)) != 1, "a chunk on the host holds one block; leave block_size and "
+             "blocks_per_chunk out of kv_connector_extra_config"),
+            (size is None and not more.get("cpu_bytes_to_use"), "kv_connector_extra_config says no cpu_bytes_to_use; give it, or --kv-offloading-size"),
+            (config.model_config.is_hybrid, "blocks of models with linear attention or Mamba are not moved; leave --kv-transfer-config and "
+             "--kv-offloading-size out")):
+        if is_wrong:
+            return text
+    return None
+
+
 def _check_options(config: Any) -> None:
     cache, model, attention = config.cache_config, config.model_config, config.attention_config
     backend, parallel = getattr(attention.backend, "name", None), config.parallel_config
@@ -46,9 +75,7 @@ def _check_options(config: Any) -> None:
             (str(model.dtype) != "torch.bfloat16", f"the model is {model.dtype}; give --dtype bfloat16"),
             (getattr(config.speculative_config, "method", "ngram") != "ngram",
              "speculative decoding needs layers of its own; give --speculative-config with the method ngram, or leave it out"),
-            (config.kv_transfer_config is not None, "caches are sent to other servers; leave --kv-transfer-config out"),
-            # vLLM makes a transfer of it later.
-            (getattr(cache, "kv_offloading_size", None) is not None, "blocks are moved to the host; leave --kv-offloading-size out"),
+            (unmoved := _why_not_moved(config), unmoved),
             (getattr(parallel, "prefill_context_parallel_size", 1) > 1,
              "contexts are dealt to ranks; leave --prefill-context-parallel-size out"),
             (parallel.decode_context_parallel_size > 1, "contexts are dealt to ranks; leave --decode-context-parallel-size out"),
