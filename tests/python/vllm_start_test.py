@@ -156,23 +156,18 @@ class StartTest(unittest.TestCase):
             return types.SimpleNamespace(kv_connector=name, kv_connector_extra_config=more)
 
         for expected, changes in (
-                ("NixlConnector moves pages without the exact first tokens that lie beside them; use OffloadingConnector", {"transfer": by("NixlConnector")}),
-                ("ExampleConnector moves pages without", {"transfer": by("ExampleConnector")}),
-                ("LMCacheConnectorV1 takes pages for rows of heads; use OffloadingConnector", {"transfer": by("LMCacheConnectorV1")}),
-                ("LMCacheMPConnector takes pages for rows of heads; use OffloadingConnector", {"offloaded": 2.0, "moved_by": "lmcache"}),
-                ("connectors of MultiConnector are not known apart; use", {"transfer": by("MultiConnector", connectors=[])}),
-                ("TieringOffloadingSpec keeps blocks by names that do not tell sets apart; leave spec_name out",
-                 {"transfer": by("OffloadingConnector", spec_name="TieringOffloadingSpec", cpu_bytes_to_use=9)}),
-                ("leave block_size and blocks_per_chunk out", {"transfer": by("OffloadingConnector", blocks_per_chunk=2, cpu_bytes_to_use=9)}),
-                ("leave block_size and blocks_per_chunk out", {"transfer": by("OffloadingConnector", block_size=64, cpu_bytes_to_use=9)}),
-                ("says no cpu_bytes_to_use; give it", {"transfer": by("OffloadingConnector")}),
-                ("linear attention or Mamba are not moved; leave", {"offloaded": 2.0, "hybrid": True})):
+                ("NixlConnector moves pages without the exact tokens that lie beside them; give --kv-offloading-size", {"transfer": by("NixlConnector")}),
+                ("MultiConnector moves pages without", {"transfer": by("MultiConnector", connectors=[])}),
+                ("LMCacheConnectorV1 takes pages for rows of heads; give", {"transfer": by("LMCacheConnectorV1")}),
+                ("LMCacheMPConnector takes pages for rows of heads; give", {"offloaded": 2.0, "moved_by": "lmcache"}),
+                ("TieringOffloadingSpec keeps blocks by names that do not tell sets apart; leave", {"transfer": by(vllm_start.MOVES, spec_name="TieringOffloadingSpec")}),
+                ("leave block_size and blocks_per_chunk out", {"transfer": by(vllm_start.MOVES, blocks_per_chunk=2)}),
+                ("leave block_size and blocks_per_chunk out", {"transfer": by(vllm_start.MOVES, block_size=64)}),
+                ("says no cpu_bytes_to_use; give", {"transfer": by(vllm_start.MOVES)}),
+                ("states of linear attention or Mamba are not moved; leave", {"offloaded": 2.0, "hybrid": True})):
             with self.subTest(expected):
                 self.assertIn(expected, self.configure(**changes))
-        with mock.patch.dict(os.environ, {"VLLM_USE_SIMPLE_KV_OFFLOAD": "1"}):
-            self.assertIn("SimpleCPUOffloadConnector moves pages without", self.configure(offloaded=2.0))
-        for changes in ({"offloaded": 2.0}, {"transfer": by("OffloadingConnector", cpu_bytes_to_use=9)},
-                        {"transfer": by("OffloadingConnector", cpu_bytes_to_use=9, spec_name="Own", spec_module_path="own", blocks_per_chunk=1)}):
+        for changes in ({"offloaded": 2.0}, {"transfer": by(vllm_start.MOVES, cpu_bytes_to_use=9, spec_name="Own", spec_module_path="own", blocks_per_chunk=1)}):
             self.assertEqual(self.configure(**changes), "served")
 
     def test_a_rejected_set_ends_the_start(self):

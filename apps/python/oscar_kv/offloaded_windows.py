@@ -9,12 +9,15 @@ that of vLLM 0.32 (distributed/kv_transfer/kv_connector/v1/offloading). Non-goal
 of several blocks, blocks of states, stores that outlive the server.
 """
 import logging
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
+
+from .program import set_path
+from .vllm_start import MOVES
 
 _SHARE = 8  # each budget is this part of what vLLM takes on the host
 _say = cache(logging.getLogger("vllm.oscar_kv").warning)
@@ -23,71 +26,47 @@ _Rows = dict[str, Tensor]  # of a layer's name, keys and values as stored: bfloa
 
 
 class ExactRows:
-    """By their place, at most `budget` bytes of them; those of several places count once."""
+    """By their place, at most `budget` bytes of them; rows of two places count twice."""
 
     def __init__(self, budget: int):
-        self.budget, self.bytes = budget, 0
-        self._rows, self._places = OrderedDict[_Place, _Rows](), Counter[int]()
+        self.budget, self._bytes, self._rows = budget, 0, OrderedDict[_Place, _Rows]()
 
     def put(self, place: _Place, rows: _Rows | None) -> None:
         """None: the place has none from now on."""
-        self._count(self._rows.pop(place, None), -1)
+        self._bytes -= _size(self._rows.pop(place, {}))
         if rows:
             self._rows[place] = rows
-            self._count(rows, 1)
-        while self.bytes > self.budget:
-            self._count(self._rows.popitem(last=False)[1], -1)
+            self._bytes += _size(rows)
+        while self._bytes > self.budget:
+            self._bytes -= _size(self._rows.popitem(last=False)[1])
 
     def get(self, place: _Place) -> _Rows | None:
         if place in self._rows:
             self._rows.move_to_end(place)
         return self._rows.get(place)
 
-    def _count(self, rows: _Rows | None, more: int) -> None:
-        if rows is None:
-            return
-        before = self._places[id(rows)]
-        self._places[id(rows)] += more
-        if 0 in (before, before + more):
-            self.bytes += more * sum(x.nbytes for x in rows.values())
-        if before + more == 0:
-            del self._places[id(rows)]
 
-
-class Group(NamedTuple):
-    """Of layers whose blocks vLLM moves together."""
-
-    tokens: int  # of a block
-    builders: list[Any]  # the PackedMetadataBuilders of its packed layers
-
-
-class _Part(NamedTuple):
-    """What a transfer moves of a group: blocks of one request, and the number of the first among those."""
-
-    number: int  # of the group
-    index: int
-    blocks: list[int]
-    chunks: list[int]
+def _size(rows: _Rows) -> int:
+    return sum(x.nbytes for x in rows.values())
 
 
 class OffloadedWindows:
-    """sink, recent: tokens that a request reads exactly; budget: bytes for each."""
+    """groups: of each group of layers whose blocks vLLM moves, the tokens of a block and the PackedMetadataBuilders of its packed layers.
+    sink, recent: tokens that a request reads exactly; budget: bytes for each."""
 
-    def __init__(self, groups: list[Group], sink: int, recent: int, budget: int):
+    def __init__(self, groups: list[tuple[int, list[Any]]], sink: int, recent: int, budget: int):
         self.groups, self.sink, self.recent = groups, sink, recent
         self.first, self.last = ExactRows(budget), ExactRows(budget)
         self._stores: list[Any] = []  # of the step before, which wrote what they read
-        self._tails: dict[tuple[str, int], list[int]] = {}  # of requests that run, chunks that have rows in `last`
-        self._finished: Iterable[str] = ()
+        self._tails: dict[tuple[str, int], list[int]] = {}  # of each request and group, chunks that have rows in `last`
+        self._finished: Iterable[str] = ()  # requests, in the step before
 
     def begin(self, output: Any) -> None:
         """A step, by vLLM's SchedulerOutput, before its blocks are given copies."""
         moves, flushed = output.kv_connector_metadata, output.kv_connector_metadata.jobs_to_flush or ()
         self._save(self._stores + [job for i, job in moves.store_jobs.items() if i in flushed])
         self._stores = [job for i, job in moves.store_jobs.items() if i not in flushed]
-        for name in self._finished:
-            for number in range(len(self.groups)):
-                self._tails.pop((name, number), None)
+        self._tails = {key: tail for key, tail in self._tails.items() if key[0] not in self._finished}
         self._finished = output.finished_req_ids
         for block in self._written(output):
             self._put(("block", block))
@@ -96,7 +75,7 @@ class OffloadedWindows:
     def _save(self, jobs: Iterable[Any]) -> None:
         """Of stores, by vLLM's TransferJobs."""
         for job in jobs:
-            for number, index, blocks, chunks in self._parts(job, job.src_spec, job.dst_spec):
+            for number, index, blocks, chunks in self._parts(job.src_spec, job.dst_spec):
                 tokens, builders = self.groups[number]
                 sinks, last = -(-self.sink // tokens) - index, -(-self.recent // tokens) + 1  # where vLLM leaves blocks out, sinks are some more
                 tail = self._tails.setdefault((job.req_id, number), [])
@@ -112,12 +91,12 @@ class OffloadedWindows:
 
     def _load(self, jobs: Iterable[Any]) -> None:
         for job in jobs:
-            for number, index, blocks, chunks in self._parts(job, job.dst_spec, job.src_spec):
+            for number, index, blocks, chunks in self._parts(job.dst_spec, job.src_spec):
                 tokens, builders = self.groups[number]
                 for builder in builders:
                     builder.windows.forget(blocks)
                 for i, (block, chunk) in enumerate(zip(blocks, chunks)):
-                    first, last = self.first.get(("chunk", chunk)), self.last.get(("chunk", chunk))
+                    first, last = (rows.get(("chunk", chunk)) for rows in (self.first, self.last))
                     if builders and (first or last) is None and (index + i) * tokens < self.sink:
                         _say(f"oscar_kv: first tokens of a prompt came back from the host without their exact rows, of which {self.first.budget} "
                              "bytes are kept, and are read packed; give more memory to offloading")
@@ -130,15 +109,15 @@ class OffloadedWindows:
     def _of(self, block: int) -> _Rows | None:
         return self.first.get(("block", block)) or self.last.get(("block", block))
 
-    def _parts(self, job: Any, device: Any, host: Any) -> Iterator[_Part]:
-        """Raises ValueError if the job moves between other places than blocks and chunks."""
-        blocks, chunks = (getattr(spec, "block_ids", None) for spec in (device, host))
-        if blocks is None or chunks is None or len(blocks) != len(chunks):
+    def _parts(self, device: Any, host: Any) -> Iterator[tuple[int, int, list[int], list[int]]]:
+        """Of a transfer: each group, which of a request's blocks its first one is, its blocks and chunks. Raises ValueError if it moves others."""
+        blocks, chunks = (getattr(spec, "block_ids", ()) for spec in (device, host))
+        if len(blocks) != len(chunks):
             raise ValueError(f"a transfer between {type(device).__name__} and {type(host).__name__} does not move each block to a chunk; with "
                              "OSCAR_KV_SET use vLLM's CPUOffloadingSpec")
         first = 0
         for number, (count, index) in enumerate(zip(device.group_sizes, device.block_indices)):
-            yield _Part(number, index, *(x[first:first + count].tolist() for x in (blocks, chunks)))
+            yield number, index, *(x[first:first + count].tolist() for x in (blocks, chunks))
             first += count
 
     def _written(self, output: Any) -> list[int]:
@@ -169,12 +148,14 @@ class OffloadedWindows:
                 for builder, entry in zip(builders, entries) for layer in builder.layers}
 
 
-def watch_transfers(builder: Any, sink: int, recent: int) -> None:
-    """Gives `builder`, the class of metadata builders, an OffloadedWindows as `offloaded` when vLLM's connector learns of the caches. A second call
-    changes nothing."""
+def watch_transfers(builder: Any, vllm_config: Any, sink: int, recent: int) -> None:
+    """Gives `builder`, the class of metadata builders, its OffloadedWindows when vLLM's connector learns of the caches. A second call changes
+    nothing. Raises ValueError if it is another connector."""
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import get_offloading_group_ids
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker import OffloadingConnectorWorker as Worker
 
+    if (name := vllm_config.kv_transfer_config.kv_connector) != MOVES:
+        raise ValueError(f"the set {set_path()} cannot be served: vLLM chose {name} to move blocks; unset VLLM_USE_SIMPLE_KV_OFFLOAD")
     if "oscar_watches" in vars(Worker):
         return
     register = Worker.register_kv_caches
@@ -182,12 +163,12 @@ def watch_transfers(builder: Any, sink: int, recent: int) -> None:
     def register_kv_caches(self: Any, kv_caches: dict[str, Tensor]) -> None:
         register(self, kv_caches)
         layers, groups = self.vllm_config.compilation_config.static_forward_context, self.kv_cache_config.kv_cache_groups
-        moved = [groups[i] for i in get_offloading_group_ids(self.kv_cache_config)]
-        impls = [[getattr(layers[name], "impl", None) for name in group.layer_names] for group in moved]
-        builders = [list({id(impl.builder): impl.builder for impl in group if getattr(impl, "builder", None)}.values()) for group in impls]
+        moved = []
+        for group in (groups[i] for i in get_offloading_group_ids(self.kv_cache_config)):
+            builders = [getattr(getattr(layers[name], "impl", None), "builder", None) for name in group.layer_names]
+            moved.append((group.kv_cache_spec.block_size, [each for i, each in enumerate(builders) if each and each not in builders[:i]]))
         budget = int(self.spec.extra_config["cpu_bytes_to_use"]) // _SHARE // self.vllm_config.parallel_config.world_size
-        sizes = [group.kv_cache_spec.block_size for group in moved]
-        builder.offloaded = OffloadedWindows(list(map(Group, sizes, builders)), sink, recent, budget)
+        builder.offloaded = OffloadedWindows(moved, sink, recent, budget)
         _say(f"oscar_kv: blocks go to the host packed; the exact first {sink} and last {recent} tokens of prompts go with them and take up to "
              f"{2 * budget / 2**20:.1f} MiB more")
 

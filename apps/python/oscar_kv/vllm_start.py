@@ -19,6 +19,7 @@ from .sets import SetPart, read_set
 SERVING = f"{__package__}.vllm_backend.PackedBackend"
 LAYER = re.compile(r"\blayers\.(\d+)\.")
 KNOWN = "0.32"
+MOVES = "OffloadingConnector"  # the KV connector that moves packed pages, and windows with them (offloaded_windows.py)
 _SECONDS_TO_WRITE = 30  # what observed layers of a large model take on few processors
 _BLOCK_ON_CPUS = 32  # tokens; vLLM's 128 would make windows keep up to 256 tokens more
 
@@ -39,27 +40,19 @@ def _refuse(why: str) -> None:
 def _why_not_moved(config: Any) -> str | None:
     """Why blocks cannot be moved as a configuration of vLLM says, and what to do; None if they can, or are not moved."""
     transfer, size = config.kv_transfer_config, getattr(config.cache_config, "kv_offloading_size", None)
-    name, more = getattr(transfer, "kv_connector", None), getattr(transfer, "kv_connector_extra_config", None) or {}
+    name, more = getattr(transfer, "kv_connector", None), getattr(transfer, "kv_connector_extra_config", {})
     if size is not None:  # of which vLLM makes a transfer later
-        is_simple = os.environ.get("VLLM_USE_SIMPLE_KV_OFFLOAD", "0") not in ("", "0")
-        native = "SimpleCPUOffloadConnector" if is_simple else "OffloadingConnector"
-        name = native if config.cache_config.kv_offloading_backend == "native" else "LMCacheMPConnector"
-    if name is None:
-        return None
-    use = "use OffloadingConnector (--kv-offloading-size without VLLM_USE_SIMPLE_KV_OFFLOAD)"
-    spec = more.get("spec_name", "CPUOffloadingSpec")
+        name = MOVES if config.cache_config.kv_offloading_backend == "native" else "LMCacheMPConnector"
     for is_wrong, text in (
-            (name.startswith("LMCache"), f"{name} takes pages for rows of heads; {use}, or unset OSCAR_KV_SET and pack what LMCache stores "
-             "(python -m oscar_kv.lmcache)"),
-            (name == "MultiConnector", f"connectors of {name} are not known apart; {use}"),
-            (name != "OffloadingConnector", f"{name} moves pages without the exact first tokens that lie beside them; {use}"),
-            (spec != "CPUOffloadingSpec" and "spec_module_path" not in more,
-             f"{spec} keeps blocks by names that do not tell sets apart; leave spec_name out"),
-            ("block_size" in more or int(more.get("blocks_per_chunk", 1)) != 1, "a chunk on the host holds one block; leave block_size and "
-             "blocks_per_chunk out of kv_connector_extra_config"),
-            (size is None and not more.get("cpu_bytes_to_use"), "kv_connector_extra_config says no cpu_bytes_to_use; give it, or --kv-offloading-size"),
-            (config.model_config.is_hybrid, "blocks of models with linear attention or Mamba are not moved; leave --kv-transfer-config and "
-             "--kv-offloading-size out")):
+            (name is None, None),
+            (name != MOVES and str(name).startswith("LMCache"), f"{name} takes pages for rows of heads; give --kv-offloading-size with the backend native"),
+            (name != MOVES, f"{name} moves pages without the exact tokens that lie beside them; give --kv-offloading-size, which takes {MOVES}"),
+            (more.get("spec_name", "CPUOffloadingSpec") != "CPUOffloadingSpec" and "spec_module_path" not in more,
+             f"{more.get('spec_name')} keeps blocks by names that do not tell sets apart; leave spec_name out"),
+            ("block_size" in more or more.get("blocks_per_chunk", 1) != 1,
+             "a chunk on the host holds one block; leave block_size and blocks_per_chunk out of kv_connector_extra_config"),
+            (not (size or more.get("cpu_bytes_to_use")), "kv_connector_extra_config says no cpu_bytes_to_use; give --kv-offloading-size"),
+            (config.model_config.is_hybrid, "states of linear attention or Mamba are not moved; leave --kv-offloading-size and --kv-transfer-config out")):
         if is_wrong:
             return text
     return None
