@@ -12,7 +12,9 @@ from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
 class HostWorker(OffloadingWorker):
     def __init__(self, caches, chunks):
-        self.device, self.groups = [each.tensor for each in caches.tensors], caches.group_data_refs
+        # As vLLM's own worker sees the caches (v1/kv_offload/cpu/gpu_worker.py).
+        self.device = [each.tensor.view(torch.int8).view(-1, each.page_size_bytes) for each in caches.tensors]
+        self.groups = caches.group_data_refs
         self.host = [torch.zeros(chunks, each.page_size_bytes, dtype=torch.int8) for each in caches.tensors]
         self.done, self.journal = [], open(os.environ["HOST_BLOCKS_JOURNAL"], "a")
 

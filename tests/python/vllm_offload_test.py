@@ -36,8 +36,8 @@ class OffloadTest(ServedModel):
     def test_requests_that_come_back(self):
         """They read what they wrote, and windows come back with pages; also where requests make room for each other."""
         path = sample_set("coded")
-        self.serve(2000)
-        self.assertIn("the exact first 64 and last 256 tokens of prompts go with them and take up to 5.9 MiB more", self.said())
+        self.serve(3000)
+        self.assertIn("the exact first 64 and last 256 tokens of prompts go with them and take up to 8.8 MiB more", self.said())
         fresh = [self.complete(prompt) for prompt in self.prompts]
         self.assertEqual(self.moved(), 0)
         again = [self.complete(prompt) for prompt in self.prompts]
