@@ -1,14 +1,9 @@
 # SPDX-License-Identifier: MIT
 """A GGUF file of a Llama model as a checkpoint folder in bfloat16, for servers that read no GGUF."""
 import json
-import sys
-from pathlib import Path
 
 import gguf
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
-from real_model_texts import tokenizer_of  # noqa: E402
 
 PARTS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
          "ffn_down": "mlp.down_proj", **{f"attn_{x}": f"self_attn.{x}_proj" for x in "qkv"}, "attn_output": "self_attn.o_proj"}
@@ -16,6 +11,7 @@ PARTS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
 
 def write_checkpoint(path, folder):
     import torch
+    import transformers
     from safetensors.torch import save_file
 
     reader = gguf.GGUFReader(path)
@@ -37,5 +33,5 @@ def write_checkpoint(path, folder):
         "num_attention_heads": heads["attn_q"], "num_key_value_heads": heads["attn_k"], "vocab_size": field("vocab_size"),
         "max_position_embeddings": field("context_length"), "rms_norm_eps": field("attention.layer_norm_rms_epsilon"),
         "rope_theta": field("rope.freq_base"), "bos_token_id": 1, "eos_token_id": 2}))
-    tokenizer_of(path).save(str(folder / "tokenizer.json"))
+    transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).backend_tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')

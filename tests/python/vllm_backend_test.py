@@ -13,11 +13,13 @@ from dataclasses import replace
 from unittest import mock
 
 try:
+    import numpy as np
     import oscar_kv
     import torch
     import vllm_fakes
     from on_device import DEVICE
     from oscar_kv import chunk_attention
+    from oscar_kv.offloaded_windows import OffloadedWindows
     from oscar_kv.packed_layer import PackedSlots
     from plain_attention import plain_attention
 except ImportError as missing:
@@ -301,6 +303,59 @@ class BackendTest(unittest.TestCase):
             self.run_steps(server, {name: Expected(rotations, rows_of(96, ord(name)))}, [{name: 16}] * 6)
         server.tables["e"] = server.tables["a"][:3]
         self.run_steps(server, {"e": Expected(rotations, rows, lost=range(48))}, [{"e": 1}] * 12, {"e": 48})
+
+    def moved(self, source, destination, first=0):
+        """A transfer of vLLM's, of blocks of one request from its `first` on."""
+        both = [types.SimpleNamespace(block_ids=np.array(ids), group_sizes=[len(ids)], block_indices=[first]) for ids in (source, destination)]
+        return types.SimpleNamespace(req_id="a", src_spec=both[0], dst_spec=both[1])
+
+    def test_a_prefix_that_comes_back_from_the_host(self):
+        """Its blocks held another request's copies; of its own it has those of the windows, and none where they were not kept."""
+        for budget, lost, by_kernels in ((1 << 20, range(0), False), (1 << 20, range(16, 32), True), (100, range(48), False)):
+            rotations, rows, chunks = coded_set(sink=16 if by_kernels else SINK), rows_of(110, 10), [7, 5, 6]
+            self.serve(rotations)
+            self.enterContext(mock.patch.object(vllm_backend, "ON_CPU", by_kernels))
+            server = Server()
+            kept = server.builder.offloaded = OffloadedWindows([(BLOCK, [server.builder])], *rotations.windows, budget)
+            self.run_steps(server, {"a": Expected(rotations, rows)}, [{"a": 48}])
+            kept._save([self.moved(server.tables["a"][:3], chunks)])
+            pages = server.cache[server.tables["a"][:3]].clone()
+            self.run_steps(server, {"b": Expected(rotations, rows_of(50, 50))}, [{"b": 48}, {"b": 1}])
+            taken = server.tables["c"] = server.tables["b"][:3]
+            with self.assertLogs("vllm.oscar_kv", "WARNING") if budget == 100 else contextlib.nullcontext():
+                kept._load([self.moved(chunks, taken)])
+            server.cache[taken] = pages
+            self.run_steps(server, {"c": Expected(rotations, rows, lost=lost)}, [{"c": 1}] * 12, {"c": 48})
+
+    def test_rows_that_are_kept_for_the_host(self):
+        """Those of the sink and of the last tokens of a request, until a block is written anew; rows of others make room."""
+        kept, rows, space = OffloadedWindows([(BLOCK, [])], SINK, RECENT, 1 << 20), {NAME: torch.zeros(8)}, types.SimpleNamespace
+
+        def step(**changes):
+            moves = space(**{"load_jobs": {}, "store_jobs": {}, "jobs_to_flush": None} | changes.pop("moves", {}))
+            cached = space(req_ids=[], resumed_req_ids=set(), num_computed_tokens=[], new_block_ids=[])
+            kept.begin(space(**{"kv_connector_metadata": moves, "scheduled_new_reqs": [], "scheduled_cached_reqs": cached, "finished_req_ids": set(),
+                                "kv_cache_block_copies": None} | changes))
+
+        def held(part, kind):
+            return [number for number in range(20) if part.get((kind, number))]
+
+        for block in range(10):
+            kept.first.put(("block", block), rows)
+        step(moves={"store_jobs": {1: self.moved(range(4), range(10, 14))}})
+        self.assertEqual(held(kept.first, "chunk"), [])  # which is known when the step is over
+        step(moves={"store_jobs": {2: self.moved([4, 5], [14, 15], first=4)}, "jobs_to_flush": {2}})
+        self.assertEqual((held(kept.first, "chunk"), held(kept.last, "chunk")), ([10, 11], [14, 15]))
+        step(moves={"load_jobs": {3: self.moved([10, 15], [8, 9])}})
+        self.assertEqual((held(kept.first, "block"), held(kept.last, "block")), ([0, 1, 6, 7, 8], [2, 3, 4, 5, 9]))
+        step(scheduled_new_reqs=[space(block_ids=([0, 1, 2, 3],), num_computed_tokens=40)], kv_cache_block_copies=[space(dst_block_id=8)],
+             scheduled_cached_reqs=space(req_ids="bcd", resumed_req_ids={"c"}, num_computed_tokens=[80, 16, 99], new_block_ids=[([5],), ([6, 7],), None]))
+        self.assertEqual((held(kept.first, "block"), held(kept.last, "block")), ([0, 1, 6], [4, 9]))
+        kept.last.budget = 64
+        kept.last.put(("chunk", 1), rows)
+        self.assertEqual(held(kept.last, "chunk") + held(kept.last, "block"), [1, 9])
+        with self.assertRaisesRegex(ValueError, "between SimpleNamespace and SimpleNamespace does not move each block to a chunk; .* CPUOffloadingSpec"):
+            kept._load([self.moved([1, 2], [3])])
 
     def test_drafts_that_are_rejected_leave_nothing_behind(self):
         self.check_drafts(coded_set())

@@ -76,7 +76,7 @@ class StartTest(unittest.TestCase):
 
     def config(self, **changes):
         given = {"backend": self.names.CUSTOM, "kinds": {}, "cache": "auto", "dtype": torch.bfloat16, "block": None,
-                 "speculative": None, "transfer": None, "ranks": 1, "of_context": 1, "of_prompt": 1, "offloaded": None, "fast": False, "longest": 2048, "path": MODEL,
+                 "speculative": None, "transfer": None, "ranks": 1, "of_context": 1, "of_prompt": 1, "offloaded": None, "moved_by": "native", "fast": False, "longest": 2048, "path": MODEL,
                  "more": {}, "hybrid": False, "parts": 1, "microbatches": False} | changes
         space = types.SimpleNamespace
         hf_config = transformers.AutoConfig.from_pretrained(given["path"])
@@ -84,7 +84,7 @@ class StartTest(unittest.TestCase):
                       get_head_size=lambda: 128, get_total_num_kv_heads=lambda: 1)
         return space(model_config=model, additional_config=given["more"], speculative_config=given["speculative"], kv_transfer_config=given["transfer"],
                      attention_config=space(backend=given["backend"], backend_per_kind=given["kinds"]),
-                     cache_config=space(cache_dtype=given["cache"], kv_offloading_size=given["offloaded"], kv_sharing_fast_prefill=given["fast"], block_size=given["block"] or 128,
+                     cache_config=space(cache_dtype=given["cache"], kv_offloading_size=given["offloaded"], kv_offloading_backend=given["moved_by"], kv_sharing_fast_prefill=given["fast"], block_size=given["block"] or 128,
                                         user_specified_block_size=given["block"] is not None),
                      parallel_config=space(tensor_parallel_size=given["ranks"], pipeline_parallel_size=given["parts"], use_ubatching=given["microbatches"], decode_context_parallel_size=given["of_context"],
                                            prefill_context_parallel_size=given["of_prompt"]))
@@ -141,7 +141,6 @@ class StartTest(unittest.TestCase):
                 ("leave backend_per_kind out", {"kinds": {"full_attention": self.names.FLASH_ATTN}}),
                 ("--kv-cache-dtype auto", {"cache": "fp8"}), ("--dtype bfloat16", {"dtype": torch.float16}),
                 ("speculative decoding needs layers of its own", {"speculative": types.SimpleNamespace(method="eagle")}), ("use fewer ranks", {"ranks": 2}),
-                ("leave --kv-transfer-config out", {"transfer": 1}), ("leave --kv-offloading-size out", {"offloaded": 2.0}),
                 ("leave --prefill-context-parallel-size out", {"of_prompt": 2}), ("leave --decode-context-parallel-size out", {"of_context": 2}),
                 ("leave --kv-sharing-fast-prefill out", {"fast": True}),
                 ("leave --enable-dbo and --ubatch-size out", {"microbatches": True}), ("leave --pipeline-parallel-size out", {"hybrid": True, "parts": 2}),
@@ -150,6 +149,27 @@ class StartTest(unittest.TestCase):
             with self.subTest(expected):
                 self.assertIn(expected, self.configure(**changes))
         self.assertEqual(self.configure(backend=None, speculative=types.SimpleNamespace(method="ngram"), hybrid=True), "served")
+
+    def test_blocks_that_move(self):
+        os.environ["OSCAR_KV_SET"] = str(sample_set("coded"))
+
+        def by(name, **more):
+            return types.SimpleNamespace(kv_connector=name, kv_connector_extra_config=more)
+
+        for expected, changes in (
+                ("NixlConnector moves pages without the exact tokens that lie beside them; give --kv-offloading-size", {"transfer": by("NixlConnector")}),
+                ("MultiConnector moves pages without", {"transfer": by("MultiConnector", connectors=[])}),
+                ("LMCacheConnectorV1 takes pages for rows of heads; give", {"transfer": by("LMCacheConnectorV1")}),
+                ("LMCacheMPConnector takes pages for rows of heads; give", {"offloaded": 2.0, "moved_by": "lmcache"}),
+                ("TieringOffloadingSpec keeps blocks by names that do not tell sets apart; leave", {"transfer": by(vllm_start.MOVES, spec_name="TieringOffloadingSpec")}),
+                ("leave block_size and blocks_per_chunk out", {"transfer": by(vllm_start.MOVES, blocks_per_chunk=2)}),
+                ("leave block_size and blocks_per_chunk out", {"transfer": by(vllm_start.MOVES, block_size=64)}),
+                ("says no cpu_bytes_to_use; give", {"transfer": by(vllm_start.MOVES)}),
+                ("states of linear attention or Mamba are not moved; leave", {"offloaded": 2.0, "hybrid": True})):
+            with self.subTest(expected):
+                self.assertIn(expected, self.configure(**changes))
+        for changes in ({"offloaded": 2.0}, {"transfer": by(vllm_start.MOVES, cpu_bytes_to_use=9, spec_name="Own", spec_module_path="own", blocks_per_chunk=1)}):
+            self.assertEqual(self.configure(**changes), "served")
 
     def test_a_rejected_set_ends_the_start(self):
         folder = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="oscar-start-"))) / "set"

@@ -30,6 +30,7 @@ from vllm.v1.attention.backend import AttentionBackend, AttentionCGSupport, Atte
 
 from .chunk_attention import Attention, attend, attention, rehearse
 from .decode_step import DecodeStep, PackedMetadata, Request, SharedStep, StepBuffers, chosen_of, running, uniform_of
+from .offloaded_windows import OffloadedWindows, watch_transfers
 from .packed_layer import MOST_VALUES, PackedSlots, why_no_decode, why_no_kernels
 from .program import manifest_hash, set_path
 from .score_rule import ScoreRule
@@ -188,6 +189,7 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
     the same of a step share what one made."""
 
     _made: SharedStep | None = None
+    offloaded: OffloadedWindows | None = None
     _pages: dict[WindowBlocks, int] = {}  # windows of hybrids' layers, and pages of a block
 
     @classmethod
@@ -196,6 +198,11 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
         blocks = [copy.dst_block_id for copy in getattr(output, "kv_cache_block_copies", None) or ()]
         for windows, pages in cls._pages.items() if blocks else ():
             windows.forget([block * pages + i for block in blocks for i in range(pages)])
+
+    @classmethod
+    def begin_transfers(cls, output: Any) -> None:
+        if cls.offloaded is not None and output.kv_connector_metadata is not None:
+            cls.offloaded.begin(output)
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
@@ -218,6 +225,11 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
         self.buffers = StepBuffers(scheduler.max_num_seqs)
         for layer in own:
             layer.impl.make_copies(self.windows.slots, device)
+            layer.impl.builder = self
+        PackedMetadataBuilder.offloaded = None  # of an engine before this one
+        if getattr(vllm_config, "kv_transfer_config", None) is not None:
+            watch_scheduler(PackedMetadataBuilder.begin_transfers)
+            watch_transfers(PackedMetadataBuilder, vllm_config, self.windows.sink, self.windows.recent)
         if known:
             _report(layers, self.windows)
 
@@ -237,6 +249,8 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
         if len(made.restored[0]):
             for layer in self.layers:
                 layer.impl.restore(layer.kv_cache, *made.restored)
+            if self.offloaded is not None:
+                self.offloaded.give(self, made.restored[0])
         return made.metadata
 
     def _build(self, common: Any) -> tuple[PackedMetadata, tuple[Tensor, Tensor]]:
@@ -319,6 +333,7 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
         self.source_name, self.source = kv_sharing_target_layer_name, self  # the layer whose cache it reads, and that one's PackedImpl
         self.is_shared, self.new = False, None  # whether others read its cache, and for those its keys and values of the step, plain and stored
         self.most_copies = 0  # slots that windows need at most
+        self.builder: Any = None  # its PackedMetadataBuilder
         self._copies: Tensor | None = None  # keys and values, bfloat16 (2, slots, KV heads, d), as stored
 
     def prepare(self, layer: Any, block_size: int, device: torch.device) -> PackedSlots:
@@ -372,6 +387,10 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
         if self._copies is None or self._copies.shape[1] < slots:
             with torch.inference_mode(False):
                 self._copies = torch.zeros(2, slots, self.num_kv_heads, self.head_size, dtype=torch.bfloat16, device=device)
+
+    def copies_of(self, entry: int, tokens: int) -> Tensor:
+        """The copies of one block, (2, tokens, KV heads, d)."""
+        return self._copies[:, entry * tokens:(entry + 1) * tokens]
 
     def restore(self, kv_cache: Tensor, slots: Tensor, copies: Tensor) -> None:
         """Makes copies of packed rows."""

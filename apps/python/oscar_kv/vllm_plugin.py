@@ -74,19 +74,20 @@ def builder_of(backend: Any, steps: Steps, guard: _Guard) -> type:
 
 
 def watch_scheduler(begin: Callable[[Any], None]) -> None:
-    """Calls begin(SchedulerOutput) before every step that a worker of this process is given. A second call changes nothing."""
+    """Calls begin(SchedulerOutput) before every step that a worker of this process is given. A second call with the same changes nothing."""
     from vllm.v1.worker.worker_base import WorkerWrapperBase
 
-    if "oscar_watches" in vars(WorkerWrapperBase):
-        return
-    execute = WorkerWrapperBase.execute_model
+    if "oscar_watches" not in vars(WorkerWrapperBase):
+        WorkerWrapperBase.oscar_watches, execute = [], WorkerWrapperBase.execute_model
 
-    def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        begin(scheduler_output)
-        return execute(self, scheduler_output, *args, **kwargs)
+        def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+            for each in WorkerWrapperBase.oscar_watches:
+                each(scheduler_output)
+            return execute(self, scheduler_output, *args, **kwargs)
 
-    WorkerWrapperBase.execute_model = execute_model
-    WorkerWrapperBase.oscar_watches = True
+        WorkerWrapperBase.execute_model = execute_model
+    if begin not in WorkerWrapperBase.oscar_watches:
+        WorkerWrapperBase.oscar_watches.append(begin)
 
 
 def register() -> None:

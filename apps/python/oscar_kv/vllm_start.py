@@ -19,6 +19,7 @@ from .sets import SetPart, read_set
 SERVING = f"{__package__}.vllm_backend.PackedBackend"
 LAYER = re.compile(r"\blayers\.(\d+)\.")
 KNOWN = "0.32"
+MOVES = "OffloadingConnector"  # the KV connector that moves packed pages, and windows with them (offloaded_windows.py)
 _SECONDS_TO_WRITE = 30  # what observed layers of a large model take on few processors
 _BLOCK_ON_CPUS = 32  # tokens; vLLM's 128 would make windows keep up to 256 tokens more
 
@@ -36,6 +37,27 @@ def _refuse(why: str) -> None:
     raise ValueError(f"the set {set_path()} cannot be served: {why}")
 
 
+def _why_not_moved(config: Any) -> str | None:
+    """Why blocks cannot be moved as a configuration of vLLM says, and what to do; None if they can, or are not moved."""
+    transfer, size = config.kv_transfer_config, getattr(config.cache_config, "kv_offloading_size", None)
+    name, more = getattr(transfer, "kv_connector", None), getattr(transfer, "kv_connector_extra_config", {})
+    if size is not None:  # of which vLLM makes a transfer later
+        name = MOVES if config.cache_config.kv_offloading_backend == "native" else "LMCacheMPConnector"
+    for is_wrong, text in (
+            (name is None, None),
+            (name != MOVES and str(name).startswith("LMCache"), f"{name} takes pages for rows of heads; give --kv-offloading-size with the backend native"),
+            (name != MOVES, f"{name} moves pages without the exact tokens that lie beside them; give --kv-offloading-size, which takes {MOVES}"),
+            (more.get("spec_name", "CPUOffloadingSpec") != "CPUOffloadingSpec" and "spec_module_path" not in more,
+             f"{more.get('spec_name')} keeps blocks by names that do not tell sets apart; leave spec_name out"),
+            ("block_size" in more or more.get("blocks_per_chunk", 1) != 1,
+             "a chunk on the host holds one block; leave block_size and blocks_per_chunk out of kv_connector_extra_config"),
+            (not (size or more.get("cpu_bytes_to_use")), "kv_connector_extra_config says no cpu_bytes_to_use; give --kv-offloading-size"),
+            (config.model_config.is_hybrid, "states of linear attention or Mamba are not moved; leave --kv-offloading-size and --kv-transfer-config out")):
+        if is_wrong:
+            return text
+    return None
+
+
 def _check_options(config: Any) -> None:
     cache, model, attention = config.cache_config, config.model_config, config.attention_config
     backend, parallel = getattr(attention.backend, "name", None), config.parallel_config
@@ -46,9 +68,7 @@ def _check_options(config: Any) -> None:
             (str(model.dtype) != "torch.bfloat16", f"the model is {model.dtype}; give --dtype bfloat16"),
             (getattr(config.speculative_config, "method", "ngram") != "ngram",
              "speculative decoding needs layers of its own; give --speculative-config with the method ngram, or leave it out"),
-            (config.kv_transfer_config is not None, "caches are sent to other servers; leave --kv-transfer-config out"),
-            # vLLM makes a transfer of it later.
-            (getattr(cache, "kv_offloading_size", None) is not None, "blocks are moved to the host; leave --kv-offloading-size out"),
+            (unmoved := _why_not_moved(config), unmoved),
             (getattr(parallel, "prefill_context_parallel_size", 1) > 1,
              "contexts are dealt to ranks; leave --prefill-context-parallel-size out"),
             (parallel.decode_context_parallel_size > 1, "contexts are dealt to ranks; leave --decode-context-parallel-size out"),

@@ -67,6 +67,10 @@ class WindowBlocks:
         self._block_of[self._entry_of[at]] = -1  # of those without a copy the last element, which says so anyway
         self._entry_of[at] = -1
 
+    def entries_of(self, blocks: list[int]) -> list[int]:
+        """The entries that hold copies of these blocks; -1: none."""
+        return self._entry_of[torch.tensor(blocks, dtype=torch.long, device=self._entry_of.device)].tolist()
+
     def places(self, table: Tensor, first: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The tokens [first, first + count) of each request (each int64 (requests)), whose blocks `table` (requests, any) lists:
         their requests, tokens and slots, one after another, int64."""
