@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 # Installs what building and running oscar needs on Debian 12 / Ubuntu 24.04; with --build-tests also what building its
 # tests needs, with --tests what running them needs, too; with --vllm a vLLM for CPUs, for the tests that run a real
-# server; with --sglang the Python sources of SGLang, for the test of its plugin; with --lmcache LMCache, for the test of
+# server; with --vllm-next the next one's sources beside it; with --sglang the Python sources of SGLang, for the test of its plugin; with --lmcache LMCache, for the test of
 # its serde; with --server-torch the torch of newer servers, for the tests of the operators; with --wheel what
 # scripts/wheel.sh needs. It installs nothing that is already there. libtorch lives in a virtual environment under the
 # user's cache, named by a hash of scripts/requirements.txt, so that every clone with the same requirements shares it;
@@ -13,17 +13,18 @@ cd "$(dirname "$0")/.."
 say() { printf 'setup: %s\n' "$*" >&2; }
 die() { printf 'setup: error: %s\n' "$*" >&2; exit 1; }
 
-build_tests=0 tests=0 vllm=0 sglang=0 lmcache=0 server_torch=0 wheel=0
+build_tests=0 tests=0 vllm=0 vllm_next=0 sglang=0 lmcache=0 server_torch=0 wheel=0
 for option in "$@"; do
   case "$option" in
     --build-tests) build_tests=1 ;;
     --tests) build_tests=1 tests=1 wheel=1 ;;
     --vllm) vllm=1 ;;
+    --vllm-next) vllm=1 vllm_next=1 ;;
     --sglang) sglang=1 ;;
     --lmcache) lmcache=1 ;;
     --server-torch) server_torch=1 ;;
     --wheel) wheel=1 ;;
-    *) printf 'usage: scripts/setup.sh [--build-tests] [--tests] [--vllm] [--sglang] [--lmcache] [--server-torch] [--wheel]\n' >&2; exit 2 ;;
+    *) printf 'usage: scripts/setup.sh [--build-tests] [--tests] [--vllm] [--vllm-next] [--sglang] [--lmcache] [--server-torch] [--wheel]\n' >&2; exit 2 ;;
   esac
 done
 [ "$(uname -m)" = x86_64 ] || die "this script knows x86-64 only; on other machines install the packages it lists by hand"
@@ -124,6 +125,16 @@ install_folder() {
   ln -sfn "$folder" "$store/$name"
 }
 
+# What is compiled for CPUs, in place of what is compiled for GPUs, and a version by which vLLM takes itself for a build for CPUs.
+over_cpu_operators() {
+  local folder="$store/vllm-next"
+  [ ! -e "$folder/on-cpus" ] || return 0
+  find "$folder/vllm" -name '*.so' -delete
+  cp "$store"/vllm/lib/python3*/site-packages/vllm/*.so "$folder/vllm/"
+  sed -i 's/^\(Version: [0-9.]*\)$/\1+cpu/' "$folder"/vllm-*.dist-info/METADATA
+  touch "$folder/on-cpus"
+}
+
 # A browser for the test that opens reports; without it that test is skipped. Ubuntu has no such package.
 install_browser() {
   if command -v chromium google-chrome >/dev/null || [ "$(id -u)" -ne 0 ] || ! apt-cache show chromium >/dev/null 2>&1; then
@@ -164,6 +175,7 @@ mkdir -p "$store"
     unpack slurm usr/bin/sbatch slurm-wlm
   fi
   if [ "$vllm" = 1 ]; then install_apart vllm 8 "3 GB"; fi
+  if [ "$vllm_next" = 1 ]; then install_folder vllm-next "340 MB"; over_cpu_operators; fi
   if [ "$server_torch" = 1 ]; then install_apart server-torch 8 "3 GB"; fi
   if [ "$sglang" = 1 ]; then install_folder sglang "70 MB"; fi
   if [ "$lmcache" = 1 ]; then install_folder lmcache "80 MB"; fi

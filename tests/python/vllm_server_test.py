@@ -9,7 +9,7 @@ import subprocess
 import numpy as np
 import oscar_kv
 from sample_sets import MODEL, PROJECT, sample_set
-from vllm_serving import BF16_BYTES, BINARY, GIB, PYTHON, TOKENS, ServedModel, main
+from vllm_serving import BF16_BYTES, BINARY, GIB, NEXT, PYTHON, TOKENS, ServedModel, main
 
 
 class ServerTest(ServedModel):
@@ -46,7 +46,8 @@ class ServerTest(ServedModel):
     def test_a_coded_set(self):
         """Prompts in chunks, requests at once, prefixes that are there already."""
         # Copies of so many requests' windows hold those of all prompts below.
-        self.served("--max-num-batched-tokens", "512", "--max-num-seqs", "8", OSCAR_KV_SET=str(sample_set("coded")))
+        named = ["--kv-cache-dtype", "oscar"] * (NEXT is not None)
+        self.served("--max-num-batched-tokens", "512", "--max-num-seqs", "8", *named, OSCAR_KV_SET=str(sample_set("coded")))
         self.assertIn("is served in 4 layers at 2.250 bits a value", self.said())
         self.assertGreater(self.cache_tokens(), 7 * GIB / BF16_BYTES)
         self.assertEqual(self.metric("oscar_kv_layers"), 4)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """A real vLLM on the CPU, asked through OpenAI's interface: what the tests of a server share.
 
-OSCAR_VLLM_PYTHON is the Python of an environment of its own, which scripts/setup.sh --vllm makes; default: where that puts it. Exit
-status 77 if there is none.
+OSCAR_VLLM_PYTHON is the Python of an environment of its own, which scripts/setup.sh --vllm makes; default: where that puts it. With
+OSCAR_VLLM_NEXT=1 it runs the sources of the next vLLM that --vllm-next puts beside it. Exit status 77 if there is none.
 """
 import concurrent.futures
 import json
@@ -26,6 +26,7 @@ from sample_sets import GOLDEN, MODEL, PROJECT
 BINARY = os.environ["OSCAR_BINARY"]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 PYTHON = Path(os.environ.get("OSCAR_VLLM_PYTHON", CACHE / "oscar-build/vllm/bin/python"))
+NEXT = CACHE / "oscar-build/vllm-next" if os.environ.get("OSCAR_VLLM_NEXT") == "1" else None
 TOKENS = GOLDEN / "tokens_eval.npy"
 GIB, BF16_BYTES = 1 << 30, 2048  # of the cache, and of one token of the sample model
 STARTS_WITHIN = 400  # seconds, on busy processors
@@ -77,7 +78,8 @@ class ServedModel(unittest.TestCase):
 
     def environment(self):
         own = {name: value for name, value in os.environ.items() if not name.startswith(("OSCAR_", "VLLM_"))}
-        return own | {"PYTHONPATH": f"{PROJECT / 'apps/python'}:{self.folder}", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1",
+        paths = [str(NEXT)] * (NEXT is not None) + [str(PROJECT / "apps/python"), str(self.folder)]
+        return own | {"PYTHONPATH": ":".join(paths), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1",
                       "OSCAR_TORCH_LIBRARY": os.environ["OSCAR_TORCH_LIBRARY"],
                       "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
 
@@ -187,5 +189,8 @@ class ServedModel(unittest.TestCase):
 def main():
     if not PYTHON.is_file():
         print(f"skipped: there is no {PYTHON}; run scripts/setup.sh --vllm")
+        sys.exit(77)
+    if NEXT and not NEXT.is_dir():
+        print(f"skipped: there is no {NEXT}; run scripts/setup.sh --vllm-next")
         sys.exit(77)
     unittest.main(verbosity=2)

@@ -70,6 +70,8 @@ class StartTest(unittest.TestCase):
         vllm_start._count.cache_clear()
         vllm_start.served_set.cache_clear()
         module("vllm.platforms", current_platform=Platform())
+        module("vllm.config", cache=types.SimpleNamespace())  # of 0.32
+        module("vllm.v1.kv_cache_interface", KVQuantMode=enum.Enum("KVQuantMode", ["NONE", "CUSTOM"]))
         module("vllm.v1.attention.backend", AttentionBackend=type("AttentionBackend", (), {"customize_spec": 0}))
         module("vllm.v1.attention.backends.registry", AttentionBackendEnum=names,
                     register_backend=lambda backend, path: self.paths.update({backend.name: path}))
@@ -116,6 +118,23 @@ class StartTest(unittest.TestCase):
                 self.assertEqual(self.choose(self.names.CPU_ATTN, attn_type="encoder"), CPU)
                 with self.assertRaisesRegex(ValueError, "attention is latent or sparse; .* or unset OSCAR_KV_SET"):
                     self.choose(use_mla=True)
+
+    def test_the_cache_has_a_name_from_the_next_version_on(self):
+        os.environ["OSCAR_KV_SET"] = str(sample_set("coded"))
+        self.assertIn("the cache is fp8; give --kv-cache-dtype auto", self.configure(cache="fp8"))
+        known, names = {}, ["auto"]
+
+        def register(name):
+            names.append(name)
+            return lambda kind: known.update({name: kind()})
+
+        module("vllm.config", cache=types.SimpleNamespace(KV_CACHE_DTYPES=names, register_kv_cache_dtype=register))
+        for _ in range(2):
+            vllm_plugin.register()
+        self.assertEqual((names, known["oscar"].torch_dtype(), known["oscar"].quant_mode().name), (["auto", "oscar"], torch.uint8, "CUSTOM"))
+        config = self.config(cache="oscar")
+        self.platform.check_and_update_config(config)
+        self.assertEqual(config.cache_config.cache_dtype, "auto")
 
     def test_blocks_on_cpus_are_small_unless_somebody_said_otherwise(self):
         os.environ["OSCAR_KV_SET"] = str(sample_set("coded"))

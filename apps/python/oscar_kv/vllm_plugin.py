@@ -17,7 +17,7 @@ import numpy as np
 
 from .program import set_path
 from .server import Place, ServerTap, Span, check_settings, is_wanted, starting
-from .vllm_start import LAYER, SERVING, watch
+from .vllm_start import LAYER, SERVING, name_cache, watch
 
 _BACKENDS = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION", "CPU_ATTN")
 _MARK = "oscar_prompts"  # the attribute of a backend's metadata that has a step's Spans
@@ -110,6 +110,8 @@ def _register(serves: bool) -> None:
                                                    if name in AttentionBackendEnum.__members__}
     for name, path in backends.items():
         register_backend(AttentionBackendEnum[name], path)
+    if serves:
+        name_cache()
     watch(current_platform, {} if serves else backends)
 
 

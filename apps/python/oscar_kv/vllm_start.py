@@ -18,10 +18,11 @@ from .sets import SetPart, read_set
 
 SERVING = f"{__package__}.vllm_backend.PackedBackend"
 LAYER = re.compile(r"\blayers\.(\d+)\.")
-KNOWN = "0.32"
+KNOWN = "0.32 or 0.33"
+NAME = "oscar"  # of our cache, for --kv-cache-dtype, from vLLM 0.33 on
 MOVES = "OffloadingConnector"  # the KV connector that moves packed pages, and windows with them (offloaded_windows.py)
 _SECONDS_TO_WRITE = 30  # what observed layers of a large model take on few processors
-_BLOCK_ON_CPUS = 32  # tokens; vLLM's 128 would make windows keep up to 256 tokens more
+BLOCK_ON_CPUS = 32  # tokens; vLLM's 128 would make windows keep up to 256 tokens more
 
 
 @cache
@@ -31,6 +32,26 @@ def served_set() -> SetPart:
     if turned := [i for i, layer in part.layers.items() if layer.key.rotary is not None]:
         raise ValueError(f"keys of layers {turned} are stored before RoPE, which vLLM's kernels do not read; fetch or fit the set again")
     return part
+
+
+def name_cache() -> None:
+    """Lets --kv-cache-dtype name our cache, which vLLM refuses where this package serves no set."""
+    import torch
+    from vllm.config import cache
+    from vllm.v1.kv_cache_interface import KVQuantMode
+
+    if not hasattr(cache, "register_kv_cache_dtype") or NAME in cache.KV_CACHE_DTYPES:
+        return  # vLLM 0.32, or a second call
+
+    @cache.register_kv_cache_dtype(NAME)
+    class PackedCacheType:
+        name = NAME
+
+        def torch_dtype(self) -> torch.dtype:
+            return torch.uint8
+
+        def quant_mode(self) -> Any:
+            return KVQuantMode.CUSTOM
 
 
 def _refuse(why: str) -> None:
@@ -64,7 +85,7 @@ def _check_options(config: Any) -> None:
     for is_wrong, text in (
             (backend not in (None, "CUSTOM"), f"the attention backend is {backend}; leave --attention-backend out"),
             (getattr(attention, "backend_per_kind", None), "kinds of layers have other backends; leave backend_per_kind out"),
-            (cache.cache_dtype not in ("auto", "bfloat16"), f"the cache is {cache.cache_dtype}; give --kv-cache-dtype auto"),
+            (cache.cache_dtype not in ("auto", "bfloat16", NAME), f"the cache is {cache.cache_dtype}; give --kv-cache-dtype auto"),
             (str(model.dtype) != "torch.bfloat16", f"the model is {model.dtype}; give --dtype bfloat16"),
             (getattr(config.speculative_config, "method", "ngram") != "ngram",
              "speculative decoding needs layers of its own; give --speculative-config with the method ngram, or leave it out"),
@@ -176,12 +197,14 @@ def watch(platform: Any, observed: dict[str, str]) -> None:
             _leave_time_to_write(vllm_config)
         if set_path() is not None and vllm_config.model_config is not None:
             if cls.device_type == "cpu" and not vllm_config.cache_config.user_specified_block_size:
-                vllm_config.cache_config.block_size = _BLOCK_ON_CPUS
+                vllm_config.cache_config.block_size = BLOCK_ON_CPUS
             with starting():
                 _check_options(vllm_config)
                 _check_interface()
                 _check_set(vllm_config.model_config)
                 _part_compiled_graphs(vllm_config)
+            if vllm_config.cache_config.cache_dtype == NAME:
+                vllm_config.cache_config.cache_dtype = "auto"  # of layers that have another backend; ours knows what it takes
 
     def update_block_size_for_backend(cls: type, vllm_config: Any) -> None:
         if set_path() is not None and vllm_config.model_config.is_hybrid:
