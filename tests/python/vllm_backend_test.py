@@ -19,7 +19,7 @@ try:
     import vllm_fakes
     from on_device import DEVICE
     from oscar_kv import chunk_attention
-    from oscar_kv.offloaded_windows import OffloadedWindows
+    from oscar_kv.offloaded_windows import OffloadedWindows, watch_transfers
     from oscar_kv.packed_layer import PackedSlots
     from plain_attention import plain_attention
 except ImportError as missing:
@@ -356,6 +356,8 @@ class BackendTest(unittest.TestCase):
         self.assertEqual(held(kept.last, "chunk") + held(kept.last, "block"), [1, 9])
         with self.assertRaisesRegex(ValueError, "between SimpleNamespace and SimpleNamespace does not move each block to a chunk; .* CPUOffloadingSpec"):
             kept._load([self.moved([1, 2], [3])])
+        with self.assertRaisesRegex(ValueError, "vLLM chose SimpleCPUOffloadConnector to move blocks; unset VLLM_USE_SIMPLE_KV_OFFLOAD"):
+            watch_transfers(None, space(kv_transfer_config=space(kv_connector="SimpleCPUOffloadConnector")), SINK, RECENT)
 
     def test_drafts_that_are_rejected_leave_nothing_behind(self):
         self.check_drafts(coded_set())

@@ -16,9 +16,9 @@ class OffloadTest(ServedModel):
         self.journal = self.folder / "journal"
         more = {"spec_name": "HostBlocks", "spec_module_path": "host_blocks", "cpu_bytes_to_use": CHUNK_BYTES * chunks}
         transfer = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": more}
-        self.served("--num-gpu-blocks-override", "40", "--max-model-len", "1024", "--kv-transfer-config", json.dumps(transfer),
-                    OSCAR_KV_SET=str(sample_set("coded")), PYTHONPATH=f"{self.environment()['PYTHONPATH']}:{PROJECT / 'tests/python'}",
-                    HOST_BLOCKS_JOURNAL=str(self.journal))
+        python = f"{self.environment()['PYTHONPATH']}:{PROJECT / 'tests/python'}"
+        self.served("--num-gpu-blocks-override", "40", "--max-model-len", "1024", "--max-num-batched-tokens", "672", "--kv-transfer-config",
+                    json.dumps(transfer), OSCAR_KV_SET=str(sample_set("coded")), PYTHONPATH=python, HOST_BLOCKS_JOURNAL=str(self.journal))
         ids = np.load(TOKENS).reshape(-1).tolist()
         self.prompts = [ids[i:i + 700] for i in (0, 5000, 9000, 20000)]  # of which the cache holds one
 
@@ -34,7 +34,8 @@ class OffloadTest(ServedModel):
         return loads
 
     def test_requests_that_come_back(self):
-        """They read what they wrote, and windows come back with pages; also where requests make room for each other."""
+        """They read what they wrote, and windows come back with pages: behind the same chunk of a prompt all bits are the same. Also where
+        requests make room for each other."""
         path = sample_set("coded")
         self.serve(3000)
         self.assertIn("the exact first 64 and last 256 tokens of prompts go with them and take up to 8.8 MiB more", self.said())
@@ -43,10 +44,9 @@ class OffloadTest(ServedModel):
         again = [self.complete(prompt) for prompt in self.prompts]
         self.assertEqual(self.moved(), 4 * 21)
         self.assertEqual(self.metric("vllm:external_prefix_cache_hits_total"), 4 * 21 * 32)
-        self.assertLess(self.difference(self.prompts, fresh, path), 0.04)
+        self.assertEqual(again, fresh)
         self.assertLess(self.difference(self.prompts, again, path), 0.04)
-        exact = [self.difference(self.prompts, answers, None) for answers in (fresh, again)]
-        self.assertLess(exact[1], exact[0] + 0.01)
+        self.difference(self.prompts, again, None)
         shorter = [prompt[100:350] for prompt in self.prompts]  # which the cache holds, but not 250 tokens more of each
         answers = self.complete_all(shorter, 250)
         self.assertGreater(self.metric("vllm:num_preemptions_total"), 0)

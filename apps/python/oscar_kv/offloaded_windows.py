@@ -151,11 +151,11 @@ class OffloadedWindows:
 def watch_transfers(builder: Any, vllm_config: Any, sink: int, recent: int) -> None:
     """Gives `builder`, the class of metadata builders, its OffloadedWindows when vLLM's connector learns of the caches. A second call changes
     nothing. Raises ValueError if it is another connector."""
+    if (name := vllm_config.kv_transfer_config.kv_connector) != MOVES:
+        raise ValueError(f"the set {set_path()} cannot be served: vLLM chose {name} to move blocks; unset VLLM_USE_SIMPLE_KV_OFFLOAD")
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import get_offloading_group_ids
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker import OffloadingConnectorWorker as Worker
 
-    if (name := vllm_config.kv_transfer_config.kv_connector) != MOVES:
-        raise ValueError(f"the set {set_path()} cannot be served: vLLM chose {name} to move blocks; unset VLLM_USE_SIMPLE_KV_OFFLOAD")
     if "oscar_watches" in vars(Worker):
         return
     register = Worker.register_kv_caches
