@@ -13,19 +13,16 @@ from pathlib import Path
 from unittest import mock
 
 try:
-    import h5py
     import numpy as np
     import oscar_kv
     from safetensors.numpy import load_file, save_file
     import transformers
-    from oscar_kv import sets
     from sample_sets import MODEL, sample_set
 except ImportError as missing:
     print(f"skipped: {missing}; run scripts/setup.sh --tests")
     sys.exit(77)
 
-# A reader of each part, and the part's file.
-PARTS = {"coded": ("vllm", "coded.safetensors"), "with_means": ("sglang", "with_means/rotations.h5"), "rotations": ("sglang-v1", "rotations.h5")}
+CODED = "coded.safetensors"
 
 
 class SetsTest(unittest.TestCase):
@@ -48,19 +45,12 @@ class SetsTest(unittest.TestCase):
             each |= {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
         (self.folder / "manifest.json").write_text(json.dumps(manifest))
 
-    def assert_refused(self, expected, reader="sglang-v1"):
+    def assert_refused(self, expected, reader="vllm"):
         with self.assertRaises(ValueError) as refused:
             oscar_kv.read_set(self.folder, reader)
         self.assertIn(expected, str(refused.exception))
         self.assertNotIn("\n", str(refused.exception))
         self.again()
-
-    def test_each_reader_gets_its_part(self):
-        for reader, name, is_coded in (("vllm", "coded", True), ("transformers", "coded", True), ("sglang", "with_means", False),
-                                       ("sglang-v1", "rotations", False), ("llamacpp", "rotations", False)):
-            part = oscar_kv.read_set(self.folder, reader)
-            self.assertEqual((part.name, part.codec is None, list(part.layers), part.windows), (name, is_coded, [0, 1, 2, 3], (64, 256)))
-        self.assertEqual(oscar_kv.read_set(self.folder).name, "coded")
 
     def test_rotations_are_not_served(self):
         """Whatever a manifest says of them: vLLM and transformers read the coded part."""
@@ -73,8 +63,6 @@ class SetsTest(unittest.TestCase):
             self.write(manifest)
             self.assert_refused(f"manifest.json: the set has no coded part, which is what {reader} reads: fit one by oscar fit --model … --for "
                                 "vllm,transformers; rotations are for SGLang and llama.cpp", reader)
-        with self.assertRaisesRegex(ValueError, "part with_means: the set has no coded part, which is what PackedCache reads"):
-            oscar_kv.PackedCache(oscar_kv.read_set(self.folder, "sglang"))
 
     def verified(self, verdict, reader="vllm"):
         """The set with this verdict for a reader in its manifest."""
@@ -105,7 +93,7 @@ class SetsTest(unittest.TestCase):
                 served()
             os.environ["OSCAR_KV_ALLOW_REJECTED"] = "1"
             with self.assertLogs("oscar_kv", "WARNING"):
-                self.assertEqual(served().name, "coded")
+                self.assertEqual(list(served().layers), [0, 1, 2, 3])
 
     def test_a_part_that_was_not_measured_is_warned_of(self):
         def nobody(manifest):
@@ -162,33 +150,18 @@ class SetsTest(unittest.TestCase):
             return change
 
         def of_part(*path_and_value):
-            return put("parts", "rotations", *path_and_value)
+            return put("parts", "coded", *path_and_value)
 
-        twice = lambda manifest: manifest["parts"]["rotations"]["layers"].append(manifest["parts"]["rotations"]["layers"][0])  # noqa: E731
         for expected, change in (
                 ("schema is 'oscar.dump.v1', not \"oscar.set.v1\"", put("schema", "oscar.dump.v1")), ("the model has no num_layers", put("model", None)),
                 ("and the manifest says", put("model", "head_dim", 64)), ("and the manifest says", put("model", "num_layers", 2)),
                 ("no readers", put("readers", [])), ("no parts", put("parts", {})), ("some that are not known", put("parts", "fast", {})),
-                ("has no part for sglang-v1, but for 'vllm', 'sgl\\x1bang'; fit it with --for sglang-v1",
-                 put("readers", {"vllm": "coded", "sgl\x1bang": "rotations"})),
-                ("is to read the part 'fast', and there are", put("readers", "sglang-v1", "fast")),
-                ("is to read the part ['rotations']", put("readers", "sglang-v1", ["rotations"])),
-                ("codec 'turbo' is not known; known are minmax", of_part("codec", "name", "turbo")),
-                ("codec '\\x1b[2J' is not known", of_part("codec", "name", "\x1b[2J")),
-                ("levels are [5, 3], not [4, 4]", of_part("codec", "levels", [5, 3])),
-                ("group_size is no count", of_part("codec", "group_size", -1)),
-                ("groups of 48 channels do not divide 128", of_part("codec", "group_size", 48)),
-                ("scale_dtype is not known", of_part("codec", "scale_dtype", "int4")),
+                ("has no part for vllm, but for 'sglang', 'sgl\\x1bang'; fit it with --for vllm",
+                 put("readers", {"sglang": "rotations", "sgl\x1bang": "rotations"})),
+                ("is to read the part 'fast', which it cannot", put("readers", "vllm", "fast")),
+                ("is to read the part ['coded']", put("readers", "vllm", ["coded"])),
                 ("windows are no counts", put("windows", "sink", 1 << 40)), ("windows are no counts", put("windows", None)),
-                ("no layers", of_part("layers", [])), ("a layer_id comes twice", twice),
-                ("a layer_id is no count", of_part("layers", 0, "layer_id", [0])),
-                ("layers.0.key: no clip ratios", of_part("layers", 0, "key", None)),
-                ("layers.2.key: no clip ratios", lambda m: m["parts"]["rotations"]["layers"][2]["key"].pop("clip_ratio")),
-                ("layers.1.value: no clip ratios, or not between 0 and 1", of_part("layers", 1, "value", "clip_ratio", 1.5)),
-                ("layers.1.value: no clip ratios", of_part("layers", 1, "value", "clip_ratio_per_head", 0.5)),
-                ("matrices of 128 where the manifest says 64", of_part("layers", 0, "head_dim", 64)),
-                ("clip ratios differ from the manifest's", of_part("layers", 0, "key", "clip_ratio_per_head", [0.5])),
-                ("of which the manifest does not know", lambda m: m["parts"]["rotations"]["layers"].pop())):
+                ("a layer_id is no count", of_part("layers", 0, "layer_id", [0]))):
             with self.subTest(expected):
                 manifest = self.manifest()
                 change(manifest)
@@ -205,24 +178,23 @@ class SetsTest(unittest.TestCase):
                 (self.folder / "manifest.json").write_text(changed)
                 self.assert_refused(expected)
 
-    def test_the_file_of_a_part_is_the_one_that_is_listed(self):
-        for name, (reader, path) in PARTS.items():
-            content = bytearray((self.folder / path).read_bytes())
-            content[-1] ^= 1
-            for damaged in (content, content[:-1]):
-                (self.folder / path).write_bytes(damaged)
-                for other in PARTS.keys() - {name}:
-                    oscar_kv.read_set(self.folder, PARTS[other][0])  # what is not read is not checked
-                self.assert_refused(f"{self.folder / path}: not the file that manifest.json lists", reader)
-            (self.folder / path).unlink()
-            self.assert_refused("not the file that manifest.json lists", reader)
-            (self.folder / path).unlink()
-            os.mkfifo(self.folder / path)
-            self.assert_refused("not the file that manifest.json lists", reader)
-            manifest = self.manifest()
-            manifest["files"] = [each for each in manifest["files"] if each["path"] != path]
-            self.write(manifest)
-            self.assert_refused(f"{self.folder}: the set has no {path}; fit it with --format pt,h5", reader)
+    def test_the_file_of_the_part_is_the_one_that_is_listed(self):
+        path = self.folder / CODED
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        for damaged in (content, content[:-1]):
+            path.write_bytes(damaged)
+            self.assert_refused(f"{path}: not the file that manifest.json lists")
+        path.unlink()
+        self.assert_refused("not the file that manifest.json lists")
+        path.unlink()
+        os.mkfifo(path)
+        self.assert_refused("not the file that manifest.json lists")
+        manifest = self.manifest()
+        manifest["files"] = [each for each in manifest["files"] if each["path"] != CODED]
+        path.unlink()
+        self.write(manifest)
+        self.assert_refused(f"manifest.json: does not list {CODED}")
 
     def test_a_file_is_named_once_and_in_the_folder(self):
         for path in ("../rotations.h5", "/etc/passwd", "a//b", "", ".", "manifest.json", "a\nb", "a\\b", "rotations.h5", "run.sh", "x/serve.env", "x.pkl"):
@@ -240,72 +212,10 @@ class SetsTest(unittest.TestCase):
             stranger(self.folder / "run.sh")
             self.assert_refused(f"run.sh: {words}")
 
-    def test_hdf5_that_leads_out_of_the_file(self):
-        name = "layers/0/key/rotation"
-        secret = self.folder.parent / "secret"
-        secret.write_bytes(np.zeros((128, 128), np.float32).tobytes())
-        with h5py.File(self.folder.parent / "secret.h5", "w") as file:
-            file["x"] = np.zeros((128, 128), np.float32)
-
-        def external(file):
-            file.create_dataset(name, (128, 128), np.float32, external=[(str(secret), 0, 128 * 128 * 4)])
-
-        def virtual(file):
-            layout = h5py.VirtualLayout((128, 128), np.float32)
-            layout[:] = h5py.VirtualSource(str(self.folder.parent / "secret.h5"), "x", (128, 128))
-            file.create_virtual_dataset(name, layout)
-
-        for expected, change in (
-                ("is a link to something else", lambda file: file.__setitem__(name, h5py.ExternalLink("../secret.h5", "x"))),
-                ("is a link to something else", lambda file: file.__setitem__(name, h5py.SoftLink("/layers/1/key/rotation"))),
-                ("is no dataset of its own", external), ("is no dataset of its own", virtual),
-                ("claims more than the file has", lambda file: file.create_dataset(name, (1 << 20, 1 << 20), np.float32)),
-                ("holds no numbers", lambda file: file.__setitem__(name, "text")),
-                ("nested too deeply", lambda file: file["layers"].__setitem__("0", file["layers"]))):
-            with self.subTest(expected):
-                with h5py.File(self.folder / "rotations.h5", "a") as file:
-                    if "deeply" not in expected:
-                        del file[name]
-                    else:
-                        del file["layers/0"]
-                    change(file)
-                self.write(self.manifest())
-                self.assert_refused(expected)
-
-    def test_hdf5_on_which_the_library_dies(self):
-        with mock.patch.object(sets, "_TRIAL", "import os; os.abort()"):
-            self.assert_refused("not an HDF5 file that can be read: status -6")
-        (self.folder / "rotations.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(100))
-        self.write(self.manifest())
-        self.assert_refused("not an HDF5 file that can be read")
-
-    def test_matrices_that_are_no_transform(self):
-        arrays = {}
-        with h5py.File(self.folder / "rotations.h5") as file:
-            file.visititems(lambda name, x: arrays.update({name.replace("/", "."): x[()]} if isinstance(x, h5py.Dataset) else {}))
-        name = "layers.0.key.rotation"
-        bad = arrays[name].copy()
-        bad[3, 4] = np.nan
-        for expected, changed in (("numbers that are not finite", {name: bad}), ("no square matrices, but (1, 128, 64)", {name: bad[:, :64]}),
-                                  ("numbers that are not finite", {name: np.zeros((128, 128), np.int32)}),
-                                  ("reading and writing matrices have",
-                                   {"layers.0.key.q_rotation": np.zeros((2, 128, 128), np.float32)}),
-                                  ("means of another shape", {"layers.0.key.mean": np.zeros((1, 64), np.float32)})):
-            with self.subTest(expected):
-                path = self.folder.parent / "set.safetensors"
-                save_file(arrays | changed, path, {"manifest": json.dumps(self.manifest())})
-                with self.assertRaises(ValueError) as refused:
-                    oscar_kv.read_set(path, "sglang-v1")
-                self.assertIn(expected, str(refused.exception))
-
-    def test_without_h5py_it_says_what_to_do(self):
-        with mock.patch.dict(sys.modules, {"h5py": None}), self.assertRaisesRegex(ImportError, "pip install h5py, or convert the set"):
-            oscar_kv.read_set(self.folder, "sglang")
-
     def changed(self, tensors=(), manifest=lambda document: None):
         """The coded part with other tensors, whose hashes fit, and a changed manifest of it."""
         self.again()
-        path = self.folder / PARTS["coded"][1]
+        path = self.folder / CODED
         if tensors:
             save_file({name: x for name, x in (load_file(path) | dict(tensors)).items() if x is not None}, path)
         document = self.manifest()

@@ -8,14 +8,14 @@ is in the `oscar` program and in liboscar_torch.so.
 from typing import TYPE_CHECKING, Any
 
 from .program import OscarError, fit, load_library, run, verify
-from .sets import Int2Codec, Layer, SetPart, Side, read_set
+from .sets import Layer, SetPart, Side, read_set
 from .tap import Tap, observe
 
 if TYPE_CHECKING:
     from .packed_cache import PACKED_ATTENTION, DecodeGraph, PackedCache
     from .passages import Passage
 
-__all__ = ["PACKED_ATTENTION", "DecodeGraph", "Int2Codec", "Layer", "OscarError", "PackedCache", "Passage", "SetPart", "Side", "Tap", "fit",
+__all__ = ["PACKED_ATTENTION", "DecodeGraph", "Layer", "OscarError", "PackedCache", "Passage", "SetPart", "Side", "Tap", "fit",
            "load_library", "observe", "read_set", "run", "verify"]
 
 

@@ -56,7 +56,7 @@ def _set() -> str:
     if path is None:
         return "not set: vLLM serves its own cache"
     part = served_set()
-    return (f"{path} ({program.manifest_hash(path)}): its part {part.name} can be read, {len(part.layers)} layers; vLLM checks at its start "
+    return (f"{path} ({program.manifest_hash(path)}): its part coded can be read, {len(part.layers)} layers; vLLM checks at its start "
             "that they are the model's")
 
 

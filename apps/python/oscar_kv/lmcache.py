@@ -30,7 +30,7 @@ from torch import Tensor
 
 from .packed_layer import PackedSlots
 from .served_model import check_config
-from .sets import SetPart, check_served, read_set
+from .sets import SetPart, read_set
 
 _HEAD = struct.Struct("<8sIIQ16s16s16s16s")
 _BEGIN = _HEAD.size + 32  # after a digest
@@ -60,7 +60,6 @@ class SetSerde(Serializer, Deserializer):
     coded, or stores keys before RoPE."""
 
     def __init__(self, part: SetPart, exact: int = _SETTINGS["exact"], device: str = _SETTINGS["device"]):
-        check_served(part, "LMCache")
         turned = [i for i, layer in part.layers.items() if layer.key.rotary is not None]
         if turned:
             raise ValueError(f"the set stores keys of layers {turned} before RoPE, which takes their positions, and LMCache does not tell a "

@@ -34,7 +34,7 @@ from .cache_rows import DecodeClock, LayerRows
 from .packed_layer import why_no_decode, why_no_kernels
 from .score_rule import ScoreRule, attend_by_scores
 from .served_model import check_for_model, warn_if_longer
-from .sets import Layer, SetPart, check_served, read_set
+from .sets import Layer, SetPart, read_set
 
 PACKED_ATTENTION = "oscar_packed"
 _call = threading.local()  # .noted: the last layer's keys went to attention with a note
@@ -222,7 +222,6 @@ class PackedCache(Cache):
             raise ValueError(f"path is {path!r}, not \"auto\", \"kernel\" or \"torch\"")
         if not isinstance(part, SetPart):
             part = read_set(part, "transformers", allow_rejected)
-        check_served(part, "PackedCache")
         part, options = part.to_torch(), _Options(path, exact_prompt, max_length)
         if config is None:
             layers: list[Any] = [DynamicLayer() for _ in range(max(part.layers) + 1)]

@@ -21,7 +21,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 from .packed_cache import place_of_rows
 from .packed_layer import PackedSlots, why_no_kernels
 from .served_model import check_for_model
-from .sets import SetPart, check_served, read_set
+from .sets import SetPart, read_set
 
 
 class Passage:
@@ -33,7 +33,6 @@ class Passage:
 
     def __init__(self, part: SetPart | str | os.PathLike[str], config: Any, cache: Cache, begin: int = 0, end: int | None = None):
         part = (part if isinstance(part, SetPart) else read_set(part, "transformers")).to_torch()
-        check_served(part, "Passage")
         check_for_model(part, config, list(range(len(cache.layers))), None)
         length = cache.get_seq_length()
         end = length if end is None else end

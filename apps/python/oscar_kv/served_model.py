@@ -18,15 +18,15 @@ def longest_known(part: SetPart) -> int:
         return value if type(value) is int and value > 0 else 0
 
     of_dump = count("calibration", "tokens") // max(count("calibration", "sequences"), 1)  # the mean length of its sequences
-    return max(count("parts", part.name, "recipe", "context") or of_dump, count("verification", "data", "model", "longest"))
+    return max(count("parts", "coded", "recipe", "context") or of_dump, count("verification", "data", "model", "longest"))
 
 
 def warn_if_longer(part: SetPart, tokens: int, what: str) -> bool:
     """Warns where a sequence of so many tokens is longer than those that anybody tried. what: who has it, as the warning's subject."""
     known = longest_known(part)
     if is_longer := 0 < known < tokens:
-        _log.warning("oscar_kv: %s %d tokens, and the part %s was calibrated and verified for no more than %d: fit with a longer --context, or "
-                     "try it on texts of that length by oscar verify", what, tokens, part.name, known)
+        _log.warning("oscar_kv: %s %d tokens, and the part coded was calibrated and verified for no more than %d: fit with a longer --context, or "
+                     "try it on texts of that length by oscar verify", what, tokens, known)
     return is_longer
 
 

@@ -1,22 +1,19 @@
 # SPDX-License-Identifier: MIT
-"""What one reader reads of a set (schemas/oscar.set.v1.schema.json), as arrays: the one reader of sets in Python.
+"""The coded part of a set (schemas/oscar.set.v1.schema.json), as arrays: the one reader of sets in Python.
 
 Row vectors. Keys: k' = (k - mean) rotation, q' = q read_rotation. Values: v' = v rotation, o = o' read_rotation^T.
 
-Somebody else may have written a set, and one wrong number in it would be served without a word. So the file of the part that is read is
-read once, compared with manifest.json, and parsed from memory: what was checked is what is used. Texts that readers could understand
-in two ways are refused. Functions raise ValueError that says what is wrong and what to do. Non-goals: whether a set is any good, and
-files that are not read (`oscar verify`), other people's formats (`oscar convert`).
+Somebody else may have written a set, and one wrong number in it would be served without a word. So the part's file is read once, compared
+with manifest.json, and parsed from memory: what was checked is what is used. Texts that readers could understand in two ways are
+refused. Functions raise ValueError that says what is wrong and what to do. Non-goals: whether a set is any good, and files that are not read
+(`oscar verify`), parts with rotations, whose files SGLang and llama.cpp read themselves.
 """
 import hashlib
-import io
 import json
 import logging
 import os
 import re
 import stat
-import subprocess
-import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,33 +21,28 @@ from typing import Any
 import numpy as np
 
 _SCHEMA = "oscar.set.v1"
-# Of each part, the file that is read.
-_FILES = {"coded": "coded.safetensors", "with_means": "with_means/rotations.h5", "rotations": "rotations.h5"}
+_FILE, _PARTS = "coded.safetensors", {"coded", "with_means", "rotations"}
 # What a folder can list; the last are for people (lib/set/one_truth.cpp).
 _LISTED = re.compile(r"coded\.safetensors|(with_means/)?(rotations\.h5|serve\.env|k_mean\.pt|[kv]_rotation_\w+\.pt|[kv]_clip_per_(layer|head)\.json|"
                      r"layer_\d+\.pt)|.*(LICENSE|\.md|\.txt)", re.ASCII)
-_READ_CODED = "vllm", "transformers"
-_GRIDS, _SCALES = ("minmax", "lloyd-max"), ("float32", "float16", "bfloat16")
+_READERS = "vllm", "transformers"
 _MODEL_COUNTS = "num_layers", "num_attention_heads", "num_key_value_heads", "head_dim"  # 0: not known
 _MOST_BYTES_OF_TEXT = 8 << 20  # kMaxDocumentBytes
-_AGAIN, _TRIAL_SECONDS = "fetch or fit the set again", 300
-_TRIAL = f"from {__name__} import _try_h5; _try_h5()"
+_AGAIN = "fetch or fit the set again"
 _MOST_FLOAT = float(np.finfo(np.float32).max)
 _log = logging.getLogger("oscar_kv")
 
 
 @dataclass(frozen=True)
 class Side:
-    """What is done to the keys, or to the values, of a layer. Arrays are numpy arrays, float32 where nothing else is said, or torch
-    tensors after SetPart.to_torch(); stacks have 1 matrix, or one for each KV head."""
+    """How the keys, or the values, of a layer are coded. Arrays are numpy arrays, or torch tensors after SetPart.to_torch()."""
 
-    rotation: Any  # (1 or KV heads, d, d)
-    read_rotation: Any  # the same shape; rotation itself if that is orthogonal
-    mean: Any | None = None  # any float (KV heads or 1, d), subtracted from keys; None: nothing is
-    clip_ratios: Any | None = None  # of INT2 rows, any float (KV heads or 1); 0 = no clipping, None = not known
-    levels: Any | None = None  # of the coded cache, int32 (KV heads, d); None: rows are INT2
-    step: Any | None = None  # of that shape: distance of two levels, and root mean square of the channel
-    sigma: Any | None = None
+    rotation: Any  # float32 (KV heads, d, d)
+    read_rotation: Any  # of that shape: what undoes it
+    mean: Any | None  # float32 (KV heads, d), subtracted from keys; None: nothing is
+    levels: Any  # int32 (KV heads, d)
+    step: Any  # float32, of that shape: distance of two levels, and root mean square of the channel
+    sigma: Any
     rotary: "Rotary | None" = None  # of keys that are stored before RoPE, whose matrices are block diagonal over pairs
 
 
@@ -73,23 +65,11 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Int2Codec:
-    """How rows of INT2 are rounded."""
-
-    grid: str = "minmax"  # or lloyd-max
-    group_size: int = 0  # channels that share a scale; 0 = all of a head
-    scale_dtype: str = "float32"  # or float16, bfloat16
-
-
-@dataclass(frozen=True)
 class SetPart:
-    """What one reader reads of a set. layers: by layer id, ascending, possibly sparse. windows: first and last tokens that stay as they
-    are, (sink, recent). codec: None for the coded cache, whose sides have formats. name, manifest: of what was read."""
+    """The coded part. layers: by layer id, ascending, possibly sparse. windows: first and last tokens that stay as they are, (sink, recent)."""
 
     layers: dict[int, Layer]
     windows: tuple[int, int]
-    codec: Int2Codec | None
-    name: str = ""
     manifest: dict[str, Any] = field(default_factory=dict)
 
     def to_torch(self) -> "SetPart":
@@ -148,7 +128,7 @@ def _read_listed(folder: Path, manifest: dict[str, Any], path: str) -> bytes:
         if not _is_plain(name) or names.count(name) > 1 or not _LISTED.fullmatch(name):
             raise ValueError(f"{said}: lists {name!a}, an unsafe path or one that comes twice, or that no set has; {_AGAIN}")
     if path not in names:
-        raise ValueError(f"{folder}: the set has no {path}; fit it with --format pt,h5")
+        raise ValueError(f"{said}: does not list {path}; {_AGAIN}")
     for found in folder.rglob("*"):
         if found.is_symlink():
             raise ValueError(f"{found}: a link; copy the set without links (cp -rL)")
@@ -164,93 +144,20 @@ def _read_listed(folder: Path, manifest: dict[str, Any], path: str) -> bytes:
     return data
 
 
-def _of_safetensors(data: bytes, where: Path) -> tuple[dict[str, np.ndarray], bytes]:
+def _arrays_of(data: bytes, where: Path) -> dict[str, np.ndarray]:
+    """Arrays of a safetensors file by name ("layers.0.key.write")."""
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
-    header = _parse_json(data[8:8 + int.from_bytes(data[:8], "little")], str(where))
+    _parse_json(data[8:8 + int.from_bytes(data[:8], "little")], str(where))
     try:
-        arrays = load(data)
+        return load(data)
     except (SafetensorError, KeyError, TypeError) as error:
         raise ValueError(f"{where}: not a safetensors file: {error}; {_AGAIN}") from error
-    return arrays, (header.get("__metadata__") or {}).get("manifest", "{}").encode()
-
-
-def _arrays_of_h5(data: bytes) -> dict[str, np.ndarray]:
-    """What a file leads to is not in the file, and no hash covers it: links, external storage and virtual datasets are refused."""
-    import h5py
-
-    found: dict[str, np.ndarray] = {}
-
-    def add(group: Any, prefix: str) -> None:
-        for name in group:
-            if not isinstance(group.get(name, getlink=True), h5py.HardLink):
-                raise ValueError(f"\"{prefix}{name}\" is a link to something else")
-            member = group[name]
-            if isinstance(member, h5py.Group):
-                if prefix.count("/") > 8:  # also what contains itself
-                    raise ValueError(f"\"{prefix}\" is nested too deeply")
-                add(member, f"{prefix}{name}/")
-                continue
-            if not isinstance(member, h5py.Dataset) or member.is_virtual or member.external:
-                raise ValueError(f"\"{prefix}{name}\" is no dataset of its own, but of other files")
-            if member.dtype.kind not in "fui" or member.nbytes > len(data):
-                raise ValueError(f"\"{prefix}{name}\" holds no numbers, or claims more than the file has")
-            found[prefix + name] = member[()]
-
-    with h5py.File(io.BytesIO(data), "r") as file:
-        add(file, "")
-    return found
-
-
-def _try_h5() -> None:
-    """What the other process does."""
-    try:
-        _arrays_of_h5(sys.stdin.buffer.read())
-    except Exception as error:
-        sys.exit(ascii(str(error))[1:-1])
-
-
-def _of_h5(data: bytes, where: Path) -> tuple[dict[str, np.ndarray], bytes]:
-    """The HDF5 library can read beyond its buffers where metadata is forged, so another process reads the file first, which must
-    survive."""
-    try:
-        import h5py  # noqa: F401
-    except ImportError as error:
-        raise ImportError(f"{where}: h5py reads HDF5; pip install h5py, or convert the set to one .safetensors file") from error
-    refused = f"{where}: not an HDF5 file that can be read"
-    path = [str(Path(__file__).resolve().parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    try:
-        trial = subprocess.run([sys.executable, "-c", _TRIAL], input=data, capture_output=True, check=False,
-                               timeout=_TRIAL_SECONDS, env=os.environ | {"PYTHONPATH": os.pathsep.join(path)})
-    except subprocess.TimeoutExpired as error:
-        raise ValueError(f"{refused} within {_TRIAL_SECONDS} s; {_AGAIN}") from error
-    if trial.returncode != 0:
-        said = trial.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"status {trial.returncode}"]
-        raise ValueError(f"{refused}: {said[0]}; {_AGAIN}")
-    arrays = _arrays_of_h5(data)
-    manifest = arrays.pop("manifest", np.frombuffer(b"{}", np.uint8)).tobytes()
-    return {name.replace("/", "."): array for name, array in arrays.items()}, manifest
-
-
-_FORMATS = {".safetensors": _of_safetensors, ".h5": _of_h5}
-
-
-def _arrays_of(data: bytes, where: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Arrays by name ("layers.0.key.rotation") of a .safetensors or .h5 file, and the manifest in it, empty if it has none. Raises
-    ValueError for other files, ImportError if h5py is needed and not there."""
-    if where.suffix not in _FORMATS:
-        raise ValueError(f"{where}: not a folder, .safetensors or .h5; `oscar convert` makes them")
-    arrays, manifest = _FORMATS[where.suffix](data, where)
-    return arrays, _parse_json(manifest, f"{where}, manifest")
 
 
 def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**31
-
-
-def _is_ratio(value: Any) -> bool:
-    return type(value) in (int, float) and 0 <= value <= 1  # NaN is not
 
 
 def member(json: Any, *names: str) -> Any:
@@ -265,20 +172,9 @@ def _refuse_if(where: str, *checks: tuple[bool, str]) -> None:
             raise ValueError(f"{where}: {text}; {_AGAIN}, and ask `oscar verify`")
 
 
-def _has_no_coded(where: str, reader: str) -> ValueError:
-    return ValueError(f"{where}: the set has no coded part, which is what {reader} reads: fit one by oscar fit --model … --for vllm,transformers; "
-                      "rotations are for SGLang and llama.cpp")
-
-
-def check_served(part: SetPart, reader: str) -> None:
-    """Raises ValueError for rotations, which nothing in this package serves."""
-    if part.codec is not None:
-        raise _has_no_coded(f"part {part.name}", reader)
-
-
-def _part_for(manifest: dict[str, Any], reader: str, where: str) -> str:
-    """The name of the part that the reader reads (lib/set/readers.cpp decides it when a set is written, and `oscar pull` and `oscar verify`
-    whether it was decided so), after what all parts share was checked."""
+def _check_shared(manifest: dict[str, Any], reader: str, where: str) -> None:
+    """What all parts share, and that the reader reads the coded one (lib/set/readers.cpp decides it when a set is written, and `oscar pull`
+    and `oscar verify` whether it was decided so)."""
     parts, readers, windows = (manifest.get(name) for name in ("parts", "readers", "windows"))
     _refuse_if(
         where,
@@ -286,41 +182,34 @@ def _part_for(manifest: dict[str, Any], reader: str, where: str) -> str:
         (not all(_is_count(member(manifest, "model", each)) for each in _MODEL_COUNTS), f"the model has no {', '.join(_MODEL_COUNTS)}"),
         (not all(_is_count(member(windows, each)) for each in ("sink", "recent")), "windows are no counts"),
         (not isinstance(readers, dict), "no readers"),
-        (not isinstance(parts, dict) or not parts or not set(parts) <= set(_FILES), "no parts, or some that are not known"))
+        (not isinstance(parts, dict) or not parts or not set(parts) <= _PARTS, "no parts, or some that are not known"))
+    if "coded" not in parts:
+        raise ValueError(f"{where}: the set has no coded part, which is what {reader} reads: fit one by oscar fit --model … --for vllm,transformers; "
+                         "rotations are for SGLang and llama.cpp")
     name = readers.get(reader)
-    if reader in _READ_CODED and "coded" not in parts:
-        raise _has_no_coded(where, reader)
-    _refuse_if(where, (reader in _READ_CODED and name not in (None, "coded"), f"{reader} is to read the part {name!a}, which it cannot"))
     if name is None:
         raise ValueError(f"{where}: the set has no part for {reader}, but for {', '.join(map(ascii, readers))}; fit it with --for {reader}")
-    _refuse_if(where, (name not in list(parts), f"{reader} is to read the part {name!a}, and there are {', '.join(parts)}"))
-    return name
+    _refuse_if(where, (name != "coded", f"{reader} is to read the part {name!a}, which it cannot"))
 
 
-def _check_verdict(manifest: dict[str, Any], name: str, reader: str, allow_rejected: bool, where: Path) -> None:
+def _check_verdict(manifest: dict[str, Any], reader: str, allow_rejected: bool, where: Path) -> None:
     """Raises ValueError for a part that `oscar verify` rejected, unless that is allowed, and warns of one that it did not accept."""
     said = member(manifest, "verification", "readers", reader)
     verdict = member(said, "verdict")
     if verdict == "rejected" and not allow_rejected:
-        raise ValueError(f"{where}: oscar verify rejected the part {name}, which {reader} reads; fit the set again, with more text or bits, or "
+        raise ValueError(f"{where}: oscar verify rejected the part coded, which {reader} reads; fit the set again, with more text or bits, or "
                          "allow it: allow_rejected=True, for vLLM OSCAR_KV_ALLOW_REJECTED=1")
-    if verdict != "accepted" or member(said, "part") != name:
-        _log.warning("oscar_kv: %s: the part %s, which %s reads, was %s by oscar verify", where, name, reader,
-                     "rejected" if verdict == "rejected" else "not measured")
+    if verdict != "accepted" or member(said, "part") != "coded":
+        _log.warning("oscar_kv: %s: the part coded, which %s reads, was %s by oscar verify", where, reader, "rejected" if verdict == "rejected" else "not measured")
 
 
-def _codec_and_layers(part: Any, is_coded: bool, where: str) -> tuple[Int2Codec | None, list[dict[str, Any]]]:
-    """Of a part of the manifest, layers by ascending id."""
-    codec, layers = member(part, "codec"), member(part, "layers")
-    name, levels, group_size, scales = (member(codec, each) for each in ("name", "levels", "group_size", "scale_dtype"))
-    _refuse_if(where, (not isinstance(layers, list) or not layers, "no layers"), *(((name != "coded", "the codec is not coded"),) if is_coded else (
-        (name not in _GRIDS, f"codec {name!a} is not known; known are {', '.join(_GRIDS)}"),
-        (levels != [4, 4], f"levels are {levels!a}, not [4, 4]"),
-        (not _is_count(group_size), "the codec's group_size is no count"),
-        (scales not in _SCALES, "the codec's scale_dtype is not known"))))
+def _layers_of(part: Any, where: str) -> list[dict[str, Any]]:
+    """What the manifest says of layers, by ascending id."""
+    layers = member(part, "layers")
+    _refuse_if(where, (not isinstance(layers, list) or not layers, "no layers"), (member(part, "codec", "name") != "coded", "the codec is not coded"))
     ids = [member(layer, "layer_id") for layer in layers]
     _refuse_if(where, (not all(map(_is_count, ids)), "a layer_id is no count"), (len(set(map(str, ids))) < len(ids), "a layer_id comes twice"))
-    return None if is_coded else Int2Codec(name, group_size, scales), sorted(layers, key=lambda layer: layer["layer_id"])
+    return sorted(layers, key=lambda layer: layer["layer_id"])
 
 
 def _format_bytes(levels: np.ndarray, step: np.ndarray, sigma: np.ndarray) -> int:
@@ -349,14 +238,8 @@ def _check_formats(side: Side, described: Any, where: str) -> None:
     _refuse_if(where, (type(said) not in (int, float) or abs(said - bits) > 1e-6 * bits, f"bits are {bits}, and the manifest says {said!a}"))
 
 
-def _error_of_inverse(write: np.ndarray, read: np.ndarray) -> float:
-    """How far reading is from undoing writing, relative to the lengths of the rows that meet, as `oscar verify` has it."""
-    lengths = np.linalg.norm(write, axis=2)[:, :, None] * np.linalg.norm(read, axis=2)[:, None, :]
-    return float(np.abs((write @ read.swapaxes(1, 2) - np.eye(write.shape[2])) / lengths).max())
-
-
 def _read_side(write: np.ndarray, where: str) -> np.ndarray:
-    """Of the coded cache: write^-T in float64, rounded to float32, as lib/set/coded_part.hpp has it."""
+    """write^-T in float64, rounded to float32, as lib/set/coded_part.hpp has it."""
     try:
         with np.errstate(over="ignore"):
             read = np.linalg.inv(write.astype(np.float64)).swapaxes(1, 2).astype(np.float32)
@@ -364,18 +247,6 @@ def _read_side(write: np.ndarray, where: str) -> np.ndarray:
         read = np.full_like(write, np.nan)
     _refuse_if(where, (not np.isfinite(read).all(), "a matrix has no inverse"))
     return read
-
-
-def _clip_ratios(described: Any, of_heads: np.ndarray | None, where: str) -> np.ndarray | None:
-    """As Side has them. described: a side in the manifest."""
-    ratio, said = member(described, "clip_ratio"), member(described, "clip_ratio_per_head") or []
-    is_said = isinstance(described, dict) and "clip_ratio" in described and (ratio is None or _is_ratio(ratio))
-    _refuse_if(where, (not is_said or not isinstance(said, list) or not all(map(_is_ratio, said)), "no clip ratios, or not between 0 and 1"))
-    if of_heads is None and not said:
-        return None if ratio is None else np.array([ratio], float)
-    _refuse_if(where, (of_heads is None or of_heads.shape != (len(said),) or not np.allclose(of_heads, said, rtol=1e-6, atol=0),
-                       "clip ratios differ from the manifest's"))
-    return of_heads
 
 
 def _rotary_of(part: Any, layer: dict[str, Any], where: str) -> Rotary | None:
@@ -409,89 +280,63 @@ def _of_pairs(entries: Any, pair: Any, rotary: Rotary, where: str) -> np.ndarray
     return out
 
 
-def _side(arrays: dict[str, np.ndarray], layer: dict[str, Any], name: str, codec: Int2Codec | None, where: str,
-          rotary: Rotary | None = None) -> Side:
+def _side(arrays: dict[str, np.ndarray], layer: dict[str, Any], name: str, where: str, rotary: Rotary | None = None) -> Side:
     """Takes its arrays away. layer: as the manifest describes it."""
     prefix = f"layers.{layer['layer_id']}.{name}."
     where, said_dim = f"{where}, {prefix[:-1]}", layer.get("head_dim" if name == "key" else "value_dim")
-
-    def take(*names: str) -> list[Any]:
-        return [arrays.pop(prefix + each, None) for each in names]
-
-    if codec is None:
-        write, mean, *formats = take("write", "mean", "levels", "step", "sigma")
-        if rotary is not None:
-            pair, = take("pair")
-            write = _of_pairs(write, pair, rotary, where)
-        clips, numbers = None, [write, *([mean] if name == "key" else []), *formats[1:]]
-        _refuse_if(where, (any(x is None or x.dtype != np.float32 for x in numbers) or formats[0] is None or formats[0].dtype != np.int32
-                           or (name == "value" and mean is not None), "tensors are missing, or of other types"))
-    else:
-        write, read, mean, clips = take("rotation", "q_rotation" if name == "key" else "o_rotation", "mean", "clip_ratio_per_head")
-        take("eigenvalues", "covariance", "query_covariance")
-        write, read, formats = *(x[None] if x is not None and x.ndim == 2 else x for x in (write, read if read is not None else write)), []
-        numbers = [write, read, mean, clips]
-    _refuse_if(where, (write is None or write.ndim != 3 or write.shape[1] != write.shape[2] or 0 in write.shape,
-                       f"no square matrices{'' if write is None else f', but {write.shape}'}"))
-    dim, group_size = write.shape[2], 0 if codec is None else codec.group_size
+    write, mean, levels, step, sigma = (arrays.pop(prefix + each, None) for each in ("write", "mean", "levels", "step", "sigma"))
+    if rotary is not None:
+        write = _of_pairs(write, arrays.pop(prefix + "pair", None), rotary, where)
+    numbers = [write, *([mean] if name == "key" else []), step, sigma]
+    _refuse_if(where, (any(x is None or x.dtype != np.float32 for x in numbers) or levels is None or levels.dtype != np.int32
+                       or (name == "value" and mean is not None), "tensors are missing, or of other types"))
+    _refuse_if(where, (write.ndim != 3 or write.shape[1] != write.shape[2] or 0 in write.shape, f"no square matrices, but {write.shape}"))
+    dim = write.shape[2]
     _refuse_if(
         where,
-        (codec is not None and read.shape != write.shape, "reading and writing matrices have different shapes"),
         (mean is not None and (mean.ndim != 2 or mean.shape[1] != dim), "means of another shape"),
-        (not all(x.dtype.kind == "f" and np.isfinite(x).all() for x in numbers if x is not None), "numbers that are not finite"),
-        (dim != said_dim and (name == "key" or codec is None), f"matrices of {dim} where the manifest says {said_dim!a}"),
-        (group_size > 0 and dim % group_size != 0, f"groups of {group_size} channels do not divide {dim}"))
-    if codec is None:
-        read = _read_side(write, where)
-    else:
-        _refuse_if(where, (not _error_of_inverse(np.asarray(write, float), np.asarray(read, float)) <= 1e-5, "reading does not undo writing"))
-    side = Side(write, read, mean, None if codec is None else _clip_ratios(layer.get(name), clips, where), *formats)
-    side = side if rotary is None else replace(side, rotary=rotary)
-    if codec is None:
-        _check_formats(side, layer.get(name), where)
+        (not all(np.isfinite(x).all() for x in numbers), "numbers that are not finite"),
+        (dim != said_dim, f"matrices of {dim} where the manifest says {said_dim!a}"))
+    side = Side(write, _read_side(write, where), mean, levels, step, sigma, rotary)
+    _check_formats(side, layer.get(name), where)
     return side
 
 
 def read_set(path: str | os.PathLike[str], reader: str = "transformers", allow_rejected: bool = False) -> SetPart:
-    """What `reader` (vllm, transformers, sglang, sglang-v1 or llamacpp) reads of a set's folder, or of one `.safetensors` or `.h5` file
-    that `oscar convert` made of a part. A part that `oscar verify` did not accept is warned of.
+    """The coded part of a set's folder, for `reader` (vllm or transformers). A part that `oscar verify` did not accept is warned of.
 
     Raises ValueError if it is something else, changed since it was written, says two things, has nothing for this reader, or was rejected
-    by `oscar verify` and allow_rejected is not given; ImportError if it needs h5py.
+    by `oscar verify` and allow_rejected is not given.
     """
-    place = path = Path(path)
-    if path.is_dir():
-        place = path / "manifest.json"
-        if not place.is_file():
-            raise ValueError(f"{path}: no manifest.json, so this is not a set; `oscar inspect` says what it is")
-        manifest = _parse_json(_read_file(place, _MOST_BYTES_OF_TEXT), str(place))
-    elif path.exists():
-        arrays, manifest = _arrays_of(_read_file(path), path)
-    else:
+    path = Path(path)
+    if reader not in _READERS:
+        raise ValueError(f"{reader!a} does not read the coded part; give {' or '.join(_READERS)}: rotations are read by SGLang and llama.cpp themselves")
+    place = path / "manifest.json"
+    if not path.exists():
         raise ValueError(f"{path}: there is no such file or folder; name the folder of a set")
-    name = _part_for(manifest, reader, str(place))
-    _check_verdict(manifest, name, reader, allow_rejected, path)
-    codec, described = _codec_and_layers(manifest["parts"][name], name == "coded", f"{place}, part {name}")
-    if path.is_dir():
-        place = path / _FILES[name]
-        arrays, _ = _arrays_of(_read_listed(path, manifest, _FILES[name]), place)
-    layers = {}
+    if not place.is_file():
+        raise ValueError(f"{path}: no manifest.json, so this is not a set; `oscar inspect` says what it is")
+    manifest = _parse_json(_read_file(place, _MOST_BYTES_OF_TEXT), str(place))
+    _check_shared(manifest, reader, str(place))
+    _check_verdict(manifest, reader, allow_rejected, path)
+    part = manifest["parts"]["coded"]
+    described = _layers_of(part, f"{place}, part coded")
+    place = path / _FILE
+    arrays, layers = _arrays_of(_read_listed(path, manifest, _FILE), place), {}
     for each in described:
-        rotary = _rotary_of(manifest["parts"][name], each, str(place)) if codec is None else None
-        layers[each["layer_id"]] = Layer(each["layer_id"], _side(arrays, each, "key", codec, str(place), rotary),
-                                         _side(arrays, each, "value", codec, str(place)))
+        layers[each["layer_id"]] = Layer(each["layer_id"], _side(arrays, each, "key", str(place), _rotary_of(part, each, str(place))),
+                                         _side(arrays, each, "value", str(place)))
     count, _, heads, dim = (manifest["model"][each] for each in _MODEL_COUNTS)
     for layer in layers.values():
         for side, own in ((layer.key, dim), (layer.value, manifest["model"].get("value_dim") or dim)):
             found = side.rotation.shape
-            _refuse_if(str(place), (0 < count <= layer.layer_id or own not in (0, found[2]) or heads not in (0, found[0]) and (codec is None or found[0] > 1),
+            _refuse_if(str(place), (0 < count <= layer.layer_id or own not in (0, found[2]) or heads not in (0, found[0]),
                                     f"layer {layer.layer_id} has matrices {found}, and the manifest says {count} layers of {heads} heads of {own}"))
-    if name == "coded":
-        sides = [(each[side]["bits"], getattr(layers[each["layer_id"]], side).levels.size) for each in described for side in ("key", "value")]
-        taken = float(np.average([bits for bits, _ in sides], weights=[size for _, size in sides]))
-        said = member(manifest["parts"], "coded", "codec", "bits")
-        _refuse_if(str(place), (type(said) not in (int, float) or abs(said - taken) > 1e-5 * taken, f"rows take {taken} bits, and the manifest says {said!a}"))
+    sides = [(each[side]["bits"], getattr(layers[each["layer_id"]], side).levels.size) for each in described for side in ("key", "value")]
+    taken = float(np.average([bits for bits, _ in sides], weights=[size for _, size in sides]))
+    said = member(part, "codec", "bits")
+    _refuse_if(str(place), (type(said) not in (int, float) or abs(said - taken) > 1e-5 * taken, f"rows take {taken} bits, and the manifest says {said!a}"))
     if arrays:
         raise ValueError(f"{place}: has {', '.join(sorted(arrays))!a}, of which the manifest does not know; {_AGAIN}")
     windows = manifest["windows"]
-    return SetPart(layers, (windows["sink"], windows["recent"]), codec, name, manifest)
+    return SetPart(layers, (windows["sink"], windows["recent"]), manifest)

@@ -308,7 +308,7 @@ def _report(layers: dict[str, Any], windows: WindowBlocks) -> None:
     bits = sum(8 * impl.room for impl in impls) / sum(2 * each.heads * each.dim for each in slots)
     copies = sum(impl.copy_bytes(windows.entries * windows.block_size) for impl in impls)
     path = set_path() or ""
-    _say(f"oscar_kv: the part {packed_set().name} of {path} ({manifest_hash(path)}) is served in {len(slots)} layers at {bits:.3f} bits a value; "
+    _say(f"oscar_kv: the part coded of {path} ({manifest_hash(path)}) is served in {len(slots)} layers at {bits:.3f} bits a value; "
          f"windows of {windows.sink} + {windows.recent} tokens in bfloat16 take {copies / 2**20:.1f} MiB beside the cache, in "
          f"{windows.entries} blocks of {windows.block_size} tokens; decode steps by {', '.join(sorted({each.path for each in slots}))}")
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: MIT
 """oscar serve-check against a server over the sample model: serve_check_test.py [ServeCheckTest.test_…]"""
-import dataclasses
 import json
 import os
 import shutil
@@ -13,7 +12,6 @@ from pathlib import Path
 PROJECT = Path(os.environ["OSCAR_PROJECT"])
 sys.path.insert(0, str(PROJECT / "apps/python"))
 try:
-    import numpy as np
     import oscar_kv
     import torch
     import transformers
@@ -48,15 +46,9 @@ class ServeCheckTest(unittest.TestCase):
         return CompletionsServer(self.model, lambda: transformers.DynamicCache(config=self.model.config), **options)
 
     def quantised(self, reader="sglang-v1", clipped=True, **options):
-        read = oscar_kv.read_set(SET, reader)
-        if not clipped:
-            unclipped = {side: lambda layer, side=side: dataclasses.replace(getattr(layer, side), clip_ratios=np.zeros(1))
-                         for side in ("key", "value")}
-            layers = {i: dataclasses.replace(layer, **{side: change(layer) for side, change in unclipped.items()})
-                      for i, layer in read.layers.items()}
-            read = dataclasses.replace(read, layers=layers)
-        make = RotatedCache if read.codec else oscar_kv.PackedCache
-        return CompletionsServer(self.model, lambda: make(read, self.model.config), **options)
+        if reader == "transformers":
+            return CompletionsServer(self.model, lambda: oscar_kv.PackedCache(SET, self.model.config), **options)
+        return CompletionsServer(self.model, lambda: RotatedCache(SET, reader, self.model.config, clipped), **options)
 
     def test_accepts_a_server_that_uses_the_set(self):
         for reader in ("sglang-v1", "sglang", "transformers"):
