@@ -36,7 +36,7 @@ from .program import manifest_hash, set_path
 from .score_rule import ScoreRule
 from .sets import SetPart
 from .vllm_plugin import watch_scheduler
-from .vllm_start import BLOCK_ON_CPUS, LAYER, is_packed, served_set
+from .vllm_start import LAYER, is_packed, served_set
 from .window_blocks import MOST_NEW, WindowBlocks
 
 ON_CPU = False  # tests: decode steps by the operators on the CPU, too
@@ -436,11 +436,6 @@ class PackedBackend(AttentionBackend):
     @classmethod
     def get_supported_kernel_block_sizes(cls, kv_cache_spec: Any = None) -> list[Any]:
         return [cls.page] if cls.page else [MultipleOf(1)]
-
-    @classmethod
-    def get_preferred_block_size(cls, default_block_size: int) -> int:
-        """vLLM 0.33 asks on CPUs, too; 0.32 has the size from vllm_start.py."""
-        return BLOCK_ON_CPUS if current_platform.device_type == "cpu" else super().get_preferred_block_size(default_block_size)
 
     @staticmethod
     def get_name() -> str:

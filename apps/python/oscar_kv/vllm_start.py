@@ -22,7 +22,7 @@ KNOWN = "0.32 or 0.33"
 NAME = "oscar"  # of our cache, for --kv-cache-dtype, from vLLM 0.33 on
 MOVES = "OffloadingConnector"  # the KV connector that moves packed pages, and windows with them (offloaded_windows.py)
 _SECONDS_TO_WRITE = 30  # what observed layers of a large model take on few processors
-BLOCK_ON_CPUS = 32  # tokens; vLLM's 128 would make windows keep up to 256 tokens more
+_BLOCK_ON_CPUS = 32  # tokens; vLLM's 128 would make windows keep up to 256 tokens more
 
 
 @cache
@@ -196,15 +196,16 @@ def watch(platform: Any, observed: dict[str, str]) -> None:
         if set_path() is None:
             _leave_time_to_write(vllm_config)
         if set_path() is not None and vllm_config.model_config is not None:
-            if cls.device_type == "cpu" and not vllm_config.cache_config.user_specified_block_size:
-                vllm_config.cache_config.block_size = BLOCK_ON_CPUS
+            cache = vllm_config.cache_config
+            if cls.device_type == "cpu" and not cache.user_specified_block_size:
+                cache.block_size, cache.user_specified_block_size = _BLOCK_ON_CPUS, True  # or vLLM 0.33 chooses again
             with starting():
                 _check_options(vllm_config)
                 _check_interface()
                 _check_set(vllm_config.model_config)
                 _part_compiled_graphs(vllm_config)
-            if vllm_config.cache_config.cache_dtype == NAME:
-                vllm_config.cache_config.cache_dtype = "auto"  # of layers that have another backend; ours knows what it takes
+            if cache.cache_dtype == NAME:
+                cache.cache_dtype = "auto"  # of layers that have another backend; ours knows what it takes
 
     def update_block_size_for_backend(cls: type, vllm_config: Any) -> None:
         if set_path() is not None and vllm_config.model_config.is_hybrid:
