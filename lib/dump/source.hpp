@@ -78,7 +78,8 @@ struct SourceLimits {
 
 /// Returns CalibrationData::blocks of sequences of which limits leave so many tokens, in order; a block that is cut is
 /// not there. Empty if `whole` has other sequences.
-[[nodiscard]] std::vector<std::string> blocks_within(std::vector<std::string> whole, std::span<const std::int64_t> lengths);
+[[nodiscard]] std::vector<std::string> blocks_within(std::vector<std::string> whole,
+                                                     std::span<const std::int64_t> lengths);
 
 /// Yields what another stream yields, with QkvView::base_q and base_k in float32. Refers to the stream.
 class RowsBeforeRope : public LayerStream {

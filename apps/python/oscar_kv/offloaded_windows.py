@@ -5,7 +5,7 @@ vLLM moves pages as bytes and knows nothing of copies beside them (window_blocks
 tokens and of its last ones are kept on the host, too, under the number of the chunk that gets the page. A block that is loaded loses the
 copies of what it held before, and has those rows until it is written anew: they replace what is restored from its packed ones. First and
 last tokens have a budget of bytes each, beyond which the rows that were longest not used go, and their tokens are read packed. The interface is
-that of vLLM 0.32 (distributed/kv_transfer/kv_connector/v1/offloading). Non-goals, refused when a server starts: other connectors, chunks
+that of vLLM 0.32 and 0.33 (distributed/kv_transfer/kv_connector/v1/offloading). Non-goals, refused when a server starts: other connectors, chunks
 of several blocks, blocks of states, stores that outlive the server.
 """
 import logging

@@ -7,7 +7,7 @@ vLLM's paged cache holds packed rows only, so a GiB holds as many more tokens as
 bfloat16 lies beside it, in copies of the blocks that they read (window_blocks.py): chunked prefill, prefix caching and preemption
 work. A prompt's tokens see each other as they are, those of earlier chunks as the cache has them: packed between the windows.
 vLLM asks each layer for the size of a token and of a block while a server starts, when its weights are there and its cache is not.
-The interface is that of vLLM 0.32 (vllm/v1/attention/backend.py, backends/fa_utils.py, kv_cache_interface.py). On CUDA, requests of at most 8 new tokens are
+The interface is that of vLLM 0.32 and 0.33 (vllm/v1/attention/backend.py, backends/fa_utils.py, kv_cache_interface.py). On CUDA, requests of at most 8 new tokens are
 read by kernels, all at once, where these know the set (packed_layer.py); steps of such requests alone can be CUDA graphs. Others
 are read a request at a time, on any device, in pieces of bounded size (chunk_attention.py). Soft caps are not for the kernels; sinks are
 applied to outputs, whatever read them (score_rule.py). A layer without keys of its own reads what another has (Gemma 4). In a hybrid, layers

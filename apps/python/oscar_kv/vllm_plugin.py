@@ -17,7 +17,7 @@ import numpy as np
 
 from .program import set_path
 from .server import Place, ServerTap, Span, check_settings, is_wanted, starting
-from .vllm_start import LAYER, SERVING, name_cache, watch
+from .vllm_start import KNOWN, LAYER, SERVING, name_cache, watch
 
 _BACKENDS = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION", "CPU_ATTN")
 _MARK = "oscar_prompts"  # the attribute of a backend's metadata that has a step's Spans
@@ -51,7 +51,7 @@ class Steps:
         prefilling = getattr(common, "is_prefilling", None)
         if prefilling is None:
             raise ValueError("this version of vLLM does not tell prompts from decode steps (CommonAttentionMetadata.is_prefilling); "
-                             "use vLLM 0.32, or oscar fit --model")
+                             f"use vLLM {KNOWN}, or oscar fit --model")
         lengths = common.seq_lens_cpu_upper_bound
         lengths = (common.seq_lens if lengths is None else lengths).tolist()
         starts, texts = common.query_start_loc_cpu.tolist(), {count: iter(own) for count, own in self._texts.items()}
