@@ -58,7 +58,7 @@ void* torch_plugin_symbol(const std::string& name, const std::string& symbol) {
   const std::string built_with = kBuiltWith;
   const std::string remedy = "install torch " + built_with + " beside oscar (pip install 'torch==" + built_with +
                              ".*') or build oscar with the torch that is there; a model that runs in Python or in a "
-                             "server is observed there, with any torch from 2.11 on (apps/python/README.md)";
+                             "server is observed there, with any torch (apps/python/README.md)";
   const std::string found = found_version();
   if (!found.empty() && found != built_with) {
     throw BackendUnavailable(

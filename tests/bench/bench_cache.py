@@ -50,9 +50,9 @@ def random_set(config):
 
     def side():
         rotation = torch.linalg.qr(torch.randn(heads, dim, dim))[0]
-        return oscar_kv.Side(rotation, rotation, None, None, 2**bits, 4.0 / 2**bits, torch.ones(heads, dim))
+        return oscar_kv.Side(rotation, rotation, None, 2**bits, 4.0 / 2**bits, torch.ones(heads, dim))
 
-    return oscar_kv.SetPart({i: oscar_kv.Layer(i, side(), side()) for i in range(config.num_hidden_layers)}, tuple(WINDOWS.values()), None)
+    return oscar_kv.SetPart({i: oscar_kv.Layer(i, side(), side()) for i in range(config.num_hidden_layers)}, tuple(WINDOWS.values()))
 
 
 class InPlaceLayer(CacheLayerMixin):

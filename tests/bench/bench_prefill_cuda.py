@@ -39,7 +39,7 @@ def side_of(bits):
     """bits: of each KV head's blocks."""
     rotation = torch.linalg.qr(torch.randn(KV_HEADS, DIM, DIM))[0]
     levels = (1 << torch.tensor(bits)).int().repeat_interleave(8, 1)
-    return oscar_kv.Side(rotation, rotation, None, None, levels, steps_for(bits, DIM), torch.ones(KV_HEADS, DIM))
+    return oscar_kv.Side(rotation, rotation, None, levels, steps_for(bits, DIM), torch.ones(KV_HEADS, DIM))
 
 
 def slots_for(plan):

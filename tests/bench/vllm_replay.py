@@ -96,9 +96,9 @@ def random_set(heads, dim):
     """2 bits in each channel."""
     def side():
         rotation, ones = torch.linalg.qr(torch.randn(heads, dim, dim))[0], torch.ones(heads, dim)
-        return oscar_kv.Side(rotation, rotation, None, None, (4 * ones).int(), ones, ones)
+        return oscar_kv.Side(rotation, rotation, None, (4 * ones).int(), ones, ones)
 
-    return oscar_kv.SetPart({0: oscar_kv.Layer(0, side(), side())}, (64, 256), None)
+    return oscar_kv.SetPart({0: oscar_kv.Layer(0, side(), side())}, (64, 256))
 
 
 def decode_step(backend, batch, length, heads, kv_heads, dim):

@@ -35,13 +35,13 @@ def side(dim, seed, centred=False, levels=8):
     read = torch.linalg.inv(rotation).transpose(-1, -2).contiguous()
     mean = random(2, dim, seed=seed + 1).cpu() if centred else None
     sigma = torch.linspace(0.5, 2, dim).expand(2, dim)
-    return oscar_kv.Side(rotation, read, mean, None, torch.full((2, dim), levels, dtype=torch.int32), 6 * sigma / levels, sigma)
+    return oscar_kv.Side(rotation, read, mean, torch.full((2, dim), levels, dtype=torch.int32), 6 * sigma / levels, sigma)
 
 
 def rows_of(dim=64, rule=ScoreRule(), **options):
     """Of a layer of two heads, of which the keys are centred, or the values where scores have a rule."""
     layer = oscar_kv.Layer(3, side(dim, 0, centred=rule.is_plain, **options), side(dim, 7, centred=not rule.is_plain, **options))
-    return LayerRows(oscar_kv.SetPart({3: layer}, (SINK, RECENT), None), layer)
+    return LayerRows(oscar_kv.SetPart({3: layer}, (SINK, RECENT)), layer)
 
 
 def distance(a, b):
@@ -98,7 +98,7 @@ class RowsTest(unittest.TestCase):
         rotary = oscar_kv.sets.Rotary([[i, i + 32] for i in range(32)], frequency.tolist(), (frequency / 2).tolist(), near)
         key = dataclasses.replace(side(64, 0, levels=256), rotation=torch.eye(64).expand(2, 64, 64), read_rotation=torch.eye(64).expand(2, 64, 64), rotary=rotary)
         layer = oscar_kv.Layer(3, key, side(64, 7, levels=256))
-        rows, keys, values = LayerRows(oscar_kv.SetPart({3: layer}, (SINK, RECENT), None), layer), random(1, 2, 40, 64, seed=5), random(1, 2, 40, 64, seed=6)
+        rows, keys, values = LayerRows(oscar_kv.SetPart({3: layer}, (SINK, RECENT)), layer), random(1, 2, 40, 64, seed=5), random(1, 2, 40, 64, seed=6)
 
         def turned(first, count, length):
             angles = torch.arange(first, first + count, device=DEVICE)[:, None] * (frequency / (2 if length > near else 1)).to(DEVICE)

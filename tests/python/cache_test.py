@@ -44,9 +44,9 @@ def set_for(config, levels=256, windows=(4, 8), layers=None):
     def side():
         rotation = torch.linalg.qr(torch.randn(shape[0], dim, dim, generator=random))[0]
         formats = torch.full(shape, levels, dtype=torch.int32), torch.full(shape, 8.0 / levels), torch.ones(shape)
-        return oscar_kv.Side(rotation, rotation, None, None, *formats)
+        return oscar_kv.Side(rotation, rotation, None, *formats)
 
-    return oscar_kv.SetPart({i: oscar_kv.Layer(i, side(), side()) for i in range(count)}, windows, None)
+    return oscar_kv.SetPart({i: oscar_kv.Layer(i, side(), side()) for i in range(count)}, windows)
 
 
 class CacheTest(unittest.TestCase):

@@ -53,10 +53,10 @@ def coded_set(heads=KV_HEADS, sink=SINK, thin=()):
         levels = torch.tensor(formats, dtype=torch.int32).repeat_interleave(8, 1)
         rotation, read = matrices(heads, seed)
         spread = levels[:, None] / 16  # as fits have it: steps are about equal, and channels of many levels have large values
-        return oscar_kv.Side(rotation * spread, read / spread, random(heads, DIM, seed=seed + 1), None, levels,
+        return oscar_kv.Side(rotation * spread, read / spread, random(heads, DIM, seed=seed + 1), levels,
                              torch.full((heads, DIM), 0.25), levels / 16)
 
-    return oscar_kv.SetPart({3: oscar_kv.Layer(3, side(0), replace(side(7), mean=None))}, (sink, RECENT), None)
+    return oscar_kv.SetPart({3: oscar_kv.Layer(3, side(0), replace(side(7), mean=None))}, (sink, RECENT))
 
 
 def layers(name=NAME, rule={}, **others):

@@ -72,7 +72,6 @@ def _lines() -> Iterator[tuple[str, Callable[[], str], bool]]:
     yield "oscar_kv", lambda: f"{_version('oscar-kv') or 'from its sources'} in {os.path.dirname(__file__)}", False
     yield "program", _program, False
     yield "torch", _torch, False
-    yield "h5py", lambda: _version("h5py") or "not installed: sets in rotations.h5 cannot be read; pip install h5py", False
     for server in _PLUGINS:
         yield server, lambda server=server: _plugin(server), "OSCAR_KV_SET" in os.environ or "OSCAR_OBSERVE" in os.environ
     yield "OSCAR_KV_SET", _set, True

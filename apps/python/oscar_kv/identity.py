@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which model, and which text, statistics are of, told as `oscar dump` tells it: for tap.py and server.py."""
+"""Which model, and which text, rows are of, told as `oscar dump` tells it: for tap.py, server.py and rows.py."""
 import hashlib
 import tempfile
 from collections.abc import Iterable, Sequence
