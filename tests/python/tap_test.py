@@ -159,6 +159,15 @@ class TapTest(unittest.TestCase):
             model(ids)
         with self.assertRaisesRegex(RuntimeError, "no sequence was seen from its first token on"), oscar_kv.observe(model, new):
             pass
+        other = self.folder / "other's rows"
+        with self.assertRaises(FileExistsError), oscar_kv.observe(model, other), torch.no_grad():
+            model(ids)
+            (other / "oscar_rows_rank0.pt").write_text("of another replica")
+        self.assertEqual([path.read_text() for path in other.iterdir()], ["of another replica"])
+        (other / "oscar_rows_rank0.pt").unlink()
+        with self.assertLogs("oscar_kv") as said, oscar_kv.observe(model, other), torch.no_grad():
+            model(ids)
+        self.assertIn(f"oscar fit --dump '{self.folder}/other'\"'\"'s rows' --out SET", said.output[0])
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         self.addCleanup(resource.setrlimit, resource.RLIMIT_FSIZE, limits)
         with self.assertRaises((OSError, RuntimeError)), oscar_kv.observe(model, new), torch.no_grad():

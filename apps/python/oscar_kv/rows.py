@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import os
+import shlex
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -132,7 +133,7 @@ class Rows:
                        for layer, ((q, k, v),) in self._kept.items()}})
         short = "" if max(self.lengths) > _SHORT else f"; none is longer than {_SHORT} tokens, so give smaller windows (--sink, --recent)"
         logging.getLogger("oscar_kv").warning("oscar_kv: rows of %d tokens in %d sequences are in %s; next: oscar fit --dump %s --out SET%s",
-                                              tokens, len(self.lengths), path, self.folder, short)
+                                              tokens, len(self.lengths), path, shlex.quote(str(self.folder)), short)
 
     def _end(self) -> None:
         """Keeps the pass, if all layers have seen it: an error may have ended it."""
@@ -163,7 +164,8 @@ class Rows:
         try:
             with partial.open("xb") as file:
                 torch.save(content, file)
-            os.link(partial, path)
+            path.open("xb").close()  # somebody else may have the name by now
+            os.replace(partial, path)
         finally:
             with contextlib.suppress(FileNotFoundError):
                 partial.unlink()

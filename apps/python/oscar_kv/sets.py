@@ -102,13 +102,13 @@ def _parse_json(text: bytes, where: str) -> dict[str, Any]:
     return value
 
 
-def _read_file(path: Path, most: int | None = None) -> bytes:
+def _read_file(path: Path, most: int) -> bytes:
     """Of a regular file of no more than `most` bytes. Raises ValueError for pipes, devices and larger files, OSError."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
             raise ValueError(f"{path}: not a regular file")
-        if most is not None and found.st_size > most:
+        if found.st_size > most:
             raise ValueError(f"{path}: more than {most} bytes")
         return file.read(found.st_size)
 
