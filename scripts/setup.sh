@@ -30,8 +30,9 @@ done
 [ "$(uname -m)" = x86_64 ] || die "this script knows x86-64 only; on other machines install the packages it lists by hand"
 command -v apt-get >/dev/null || die "apt-get not found; install the packages listed in scripts/setup.sh by hand"
 
+packages_of_pip=(python3 python3-venv ca-certificates)
 packages=(
-  g++ cmake ninja-build ccache pkg-config python3 python3-venv ca-certificates
+  g++ cmake ninja-build ccache pkg-config
   libcli11-dev libfmt-dev libcurl4-openssl-dev libhdf5-dev libssl-dev zlib1g-dev
   libeigen3-dev nlohmann-json3-dev libvalijson-dev libpcre2-dev libutf8proc-dev
   libsentencepiece-dev libjs-chart.js
@@ -40,8 +41,8 @@ packages=(
 
 install_packages() {
   local installed package missing=() as_root=()
-  installed=$(dpkg-query -W -f='${Package} ${db:Status-Abbrev}\n' "${packages[@]}" 2>/dev/null || true)
-  for package in "${packages[@]}"; do
+  installed=$(dpkg-query -W -f='${Package} ${db:Status-Abbrev}\n' "$@" 2>/dev/null || true)
+  for package in "$@"; do
     grep -q "^$package ii" <<<"$installed" || missing+=("$package")
   done
   [ ${#missing[@]} -gt 0 ] || return 0
@@ -50,7 +51,8 @@ install_packages() {
     as_root=(sudo)
   fi
   say "installing ${missing[*]}"
-  "${as_root[@]}" apt-get update -qq || die "apt-get update failed; check the network and /etc/apt, then run this again"
+  [ -n "${updated:-}" ] || "${as_root[@]}" apt-get update -qq || die "apt-get update failed; check the network and /etc/apt, then run this again"
+  updated=1
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null \
     || die "apt-get could not install ${missing[*]}; see its message above, then run this again"
 }
@@ -161,12 +163,19 @@ unpack() {
   fi
 }
 
-install_packages
+install_packages "${packages_of_pip[@]}"
 venv="$store/venv-$( { "$python" --version; cat "$requirements"; } | sha256sum | cut -c1-16)"
 mkdir -p "$store"
 (
+  trap - INT # which a job in the background ignores otherwise
   flock 9
   install_libtorch
+) 9>"$store/lock" & # while the other packages are installed
+libtorch=$!
+install_packages "${packages[@]}"
+wait "$libtorch" || exit 1
+(
+  flock 9
   if nvidia-smi -L >/dev/null 2>&1; then install_torch "$requirements"; fi
   if [ "$tests" = 1 ]; then
     install_torch scripts/requirements-tests.txt
