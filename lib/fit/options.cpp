@@ -97,9 +97,7 @@ void require_takers(const FitOptions& o, bool coded, bool rotated) {
 /// coded cache.
 std::pair<std::string, std::string> beyond(const Reader& reader, const FitOptions& options, const Recipe* recipe) {
   if (recipe == nullptr) {
-    if (!reader.coded) return {"the coded cache", "--recipe coded"};
-    const bool turns = options.keys == "before-rope" && !reader.before_rope;
-    return {turns ? "keys that are stored before RoPE" : "", "--keys before-rope"};
+    return {reader.coded ? "" : "the coded cache", "--recipe coded"};
   }
   if (reader.coded) return {"rotations", "--recipe " + options.recipe};
   if (!reader.newer) {

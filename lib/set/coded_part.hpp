@@ -60,10 +60,6 @@ struct CodedPart {
 
 /// Returns the pair whose channels each coordinate of keys before RoPE is of, (Hkv, d).
 [[nodiscard]] std::vector<int> pairs_of(const CodedSide& side);
-/// Whether keys of any layer are stored before RoPE.
-[[nodiscard]] inline bool stores_before_rope(const CodedPart& part) {
-  return std::ranges::any_of(part.layers, [](const CodedLayer& layer) { return layer.key.rotary.has_value(); });
-}
 /// Bits of one stored value of one side, scale bytes counted: the mean over its heads.
 [[nodiscard]] double bits_of(const CodedSide& side);
 /// The mean over layers and sides, weighed by their channels.

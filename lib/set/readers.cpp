@@ -51,7 +51,7 @@ std::vector<std::string> part_names(const Set& set) {
 
 const std::vector<Reader>& readers() {
   static const std::vector<Reader> kReaders{{.name = "vllm", .coded = true},
-                                            {.name = "transformers", .coded = true, .before_rope = true},
+                                            {.name = "transformers", .coded = true},
                                             {.name = "sglang", .lloyd_max = true, .newer = true},
                                             {.name = "sglang-v1", .lloyd_max = true},
                                             {.name = "llamacpp"}};
@@ -96,7 +96,7 @@ std::string beyond_reader(const Reader& reader, const RotationPart& rotations) {
 }
 
 std::string part_of_reader(const Set& set, const Reader& reader) {
-  if (reader.coded) return set.coded && (reader.before_rope || !stores_before_rope(*set.coded)) ? kCodedName : "";
+  if (reader.coded) return set.coded ? kCodedName : "";
   for (const char* const name : {kWithMeansName, kRotationsName}) {
     const auto part = set.rotations.find(name);
     if (part != set.rotations.end() && beyond_reader(reader, part->second).empty()) return name;

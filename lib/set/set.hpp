@@ -59,9 +59,8 @@ struct Set {
 /// A server or library, and what it can read.
 struct Reader {
   std::string name;
-  bool coded = false;        // the coded cache, and nothing else; others read rotations
-  bool before_rope = false;  // of the coded cache, keys before RoPE
-  bool lloyd_max = false;    // of rotations, codec lloyd-max, of whole clipped heads
+  bool coded = false;      // the coded cache, and nothing else; others read rotations
+  bool lloyd_max = false;  // of rotations, codec lloyd-max, of whole clipped heads
   /// Of rotations, mean keys, read sides of their own, one matrix per KV head, and one clip ratio of keys per KV head.
   bool newer = false;
 };

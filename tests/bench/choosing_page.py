@@ -29,12 +29,11 @@ SAMPLE_SET = ROOT / "zoo/sample/qwen3-2m/latest"
 EVERYWHERE, WITH_MEANS, OURS = "SGLang, llama.cpp", "SGLang (newer trees)", "vLLM, transformers"
 REAL = "real_model_qwen_h200.json"
 MODELS = {"Qwen2.5-Coder-1.5B": REAL, "Gemma 3 270M": "real_model_gemma_h200.json", "SmolLM2-135M": "real_model_smollm2_h200.json"}
-BEFORE_ROPE = {f"`coded`, {width} bits, before RoPE": "transformers" for width in ("4", "2.25", "1.75", "1.5", "1.25")}
-READ_BY = {"bf16": "every server", "fp8": "vLLM and others, scale 1", "q8_0": "llama.cpp", **BEFORE_ROPE,
+READ_BY = {"bf16": "every server", "fp8": "vLLM and others, scale 1", "q8_0": "llama.cpp",
            "Hadamard, clip 0.96 / 0.92": EVERYWHERE, "Hadamard INT3": "(to compare)", "Hadamard INT4": "(to compare)",
            "`oscar`, clip 0.96 / 0.92 (published)": EVERYWHERE, "`oscar`, fitted clip": EVERYWHERE,
            "`oscar`, fitted clip, centred, per head": WITH_MEANS, "`stretch`, fisher, centred": WITH_MEANS,
-           **{f"`coded`, {width} bits": OURS for width in ("2.5", "2.25", "1.75", "1.5", "1.25")}}
+           **{f"`coded`, {width} bits{where}": OURS for width in ("4", "2.5", "2.25", "1.75", "1.5", "1.25") for where in ("", ", before RoPE")}}
 CASES = {"96/8": "96 query heads"}
 CONTEXTS, IN_WINDOWS = (512, 2048, 8192, 32768, 131072), 320
 

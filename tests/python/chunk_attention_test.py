@@ -34,7 +34,7 @@ class Rows:
     def __init__(self, most_tokens, heads, dim):
         self.most_values, self.asked = most_tokens * heads * dim + heads * dim - 1, []
 
-    def unpack(self, cache, slots, keys, values):
+    def unpack(self, cache, slots, keys, values, *_):
         self.asked.append(len(slots))
         for out, rows in zip((keys, values), cache):
             out.copy_(rows[slots.long()])

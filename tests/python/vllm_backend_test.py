@@ -29,7 +29,7 @@ except ImportError as missing:
 BLOCK, SINK, RECENT, HEADS, KV_HEADS, DIM = 16, 20, 9, 6, 2, 64
 SCALE = 0.2
 NAME = "model.layers.3.self_attn.attn"
-SPEC = vllm_fakes.Spec(BLOCK, KV_HEADS, DIM)
+SPEC, SLIDING = vllm_fakes.Spec(BLOCK, KV_HEADS, DIM), vllm_fakes.SlidingSpec(BLOCK, KV_HEADS, DIM)
 
 vllm_fakes.install(DEVICE)
 from oscar_kv import vllm_backend  # noqa: E402
@@ -57,6 +57,27 @@ def coded_set(heads=KV_HEADS, sink=SINK, thin=()):
                              torch.full((heads, DIM), 0.25), levels / 16)
 
     return oscar_kv.SetPart({3: oscar_kv.Layer(3, side(0), replace(side(7), mean=None))}, (sink, RECENT))
+
+
+def turned(positions, frequency, rows, sign=1):
+    """rows (tokens, heads, d) at these positions, whose halves turn together."""
+    angles = sign * positions.to(DEVICE)[:, None, None] * frequency.to(DEVICE)
+    x, y = rows.double().chunk(2, -1)
+    return torch.cat([x * angles.cos() - y * angles.sin(), x * angles.sin() + y * angles.cos()], -1).bfloat16()
+
+
+FREQUENCY = 10.0 ** -torch.arange(DIM // 2)
+
+
+def set_before_rope():
+    """Of keys that turn at half the frequency in texts of more than 100 tokens, as a server of longer ones has all its keys."""
+    part, pairs = coded_set(), [[i, i + DIM // 2] for i in range(DIM // 2)]
+    rotary = oscar_kv.sets.Rotary(pairs, FREQUENCY.tolist(), (FREQUENCY / 2).tolist(), 100)
+    layer, one = part.layers[3], torch.eye(DIM).expand(KV_HEADS, -1, -1)
+    levels = layer.key.levels.clamp(min=64)
+    key = replace(layer.key, rotation=one, read_rotation=one, levels=levels, step=8 / levels, sigma=torch.ones(KV_HEADS, DIM), rotary=rotary)
+    part.layers[3] = replace(layer, key=key)
+    return part
 
 
 def layers(name=NAME, rule={}, **others):
@@ -134,8 +155,11 @@ class Expected:
         cache = torch.zeros(-(-count // BLOCK), 1, BLOCK, slots.bytes, dtype=torch.uint8, device=DEVICE)
         stored = torch.stack([side.stored(x) for side, x in zip(sides, rows[1:])])
         every, decoded = torch.arange(count, dtype=torch.int32, device=DEVICE), torch.empty_like(stored)
-        slots.write(cache, every, stored)
-        slots.unpack(cache, every, *decoded)
+        slots.write(cache, every, stored, every, True)
+        slots.unpack(cache, every, *decoded, every, True)
+        if slots.far(1000):  # decoded keys are near those that were given, each turned to its own place
+            error = (turned(every, FREQUENCY / 2, decoded[0], -1) - turned(every, FREQUENCY / 2, rows[1], -1)).norm() / rows[1].norm()
+            assert error < 0.1, error
         self.exact, self.packed = ([side.native(x).transpose(0, 1) for side, x in zip(sides, both)] for both in (stored, decoded))
 
     def step(self, before, count):
@@ -276,6 +300,13 @@ class BackendTest(unittest.TestCase):
         if DEVICE == "cpu":
             with mock.patch.object(vllm_backend, "ON_CPU", False):
                 self.check(coded_set(sink=16), path="torch: the cache is on cpu, the kernels on CUDA")
+
+    def test_keys_before_rope(self):
+        """Each is turned by its place in its request, whatever others there are, and when its copy is made of packed rows."""
+        self.check(set_before_rope(), path="torch: keys are stored before RoPE, and turned when they are read" if DEVICE == "cuda" else None)
+        self.check_prefix(set_before_rope())
+        self.by_kernels()
+        self.check(replace(set_before_rope(), windows=(16, RECENT)), path="torch: keys are stored before RoPE, and turned when they are read")
 
     def test_a_rank_takes_its_own_heads(self):
         self.check(coded_set(heads=2 * KV_HEADS), rank=1)
@@ -457,10 +488,12 @@ class BackendTest(unittest.TestCase):
     def test_pages_beside_layers_with_sliding_windows_hold_as_many_tokens_as_fit(self):
         """Of five blocks that a page has room for, four: 80 tokens are no page of the kernels."""
         self.serve(coded_set(sink=16))
-        sliding = vllm_fakes.FakeAttention("model.layers.4.self_attn.attn", vllm_fakes.FakeImpl, SPEC)
+        sliding = vllm_fakes.FakeAttention("model.layers.4.self_attn.attn", vllm_fakes.FakeImpl, SLIDING)
         alone, beside = spec_of(layers()), spec_of(layers(**{sliding.layer_name: sliding}))
         self.assertEqual((beside.page_size_bytes, beside.block_size), (SPEC.page_size_bytes, 4 * BLOCK))
         self.assertEqual((alone.block_size, beside.state_content_bytes), (BLOCK, alone.state_content_bytes))
+        drafting = vllm_fakes.FakeAttention("model.layers.4.self_attn.attn", vllm_fakes.FakeImpl, SPEC)
+        self.assertEqual(spec_of(layers(**{drafting.layer_name: drafting})), alone)  # whose pages may have any size
 
     def test_blocks_of_a_hybrid(self):
         """What a token takes is known when vLLM makes blocks as large as states; it cuts them into pages, each of which windows know."""
@@ -495,7 +528,7 @@ class BackendTest(unittest.TestCase):
         """Layers may have other blocks than the one whose builder comes first."""
         self.by_kernels()
         self.serve(coded_set(sink=16))
-        sliding = vllm_fakes.FakeAttention("model.layers.4.self_attn.attn", vllm_fakes.FakeImpl, SPEC)
+        sliding = vllm_fakes.FakeAttention("model.layers.4.self_attn.attn", vllm_fakes.FakeImpl, SLIDING)
         found = layers(**{sliding.layer_name: sliding})
         self.assertGreater(spec_of(found).block_size, BLOCK)
         impl = found[NAME].impl

@@ -37,6 +37,10 @@ class Spec:
         return self.page_size_padded or self.block_size * (self.state_content_bytes or 4 * self.num_kv_heads * self.head_size)
 
 
+class SlidingSpec(Spec):
+    pass
+
+
 class FakeAttention:
     def __init__(self, name, backend, spec):
         self.layer_name, self.attn_backend, self.spec = name, backend, spec
@@ -80,7 +84,7 @@ def forget_modules(case):
 
 def install(device):
     """device: "cpu" or "cuda", what vLLM would run on."""
-    model = types.SimpleNamespace(dtype=torch.bfloat16)
+    model = types.SimpleNamespace(dtype=torch.bfloat16, max_model_len=512)
     module("vllm.config", get_current_vllm_config=lambda: types.SimpleNamespace(model_config=model))
     module("vllm.v1.attention.backend", AttentionBackend=type("AttentionBackend", (), {}), AttentionImpl=FakeImpl,
            AttentionCGSupport=enum.Enum("AttentionCGSupport", ["NEVER", "UNIFORM_SINGLE_TOKEN_DECODE", "UNIFORM_BATCH"], start=0),

@@ -12,7 +12,7 @@ import numpy as np
 import oscar_kv
 from safetensors import safe_open
 from sample_sets import MODEL, PROJECT, sample_set
-from vllm_serving import TOKENS, ServedModel, main
+from vllm_serving import BF16_BYTES, GIB, TOKENS, ServedModel, main
 
 LARGER = PROJECT.parent / "shared/models/qwen3-15m"  # 6 query heads, 2 KV heads
 LARGER_TOKENS = PROJECT.parent / "shared/golden/qwen3-15m"
@@ -82,6 +82,64 @@ class FeaturesTest(ServedModel):
         tuned = [self.complete(ids[:250], 120, "tuned")]
         self.assertLess(self.difference(prompts[:1], tuned, path, tune), 0.05)
         self.assertGreater(self.difference(prompts[:1], tuned, path), 0.2)
+
+    def eagle(self):
+        """The draft of EAGLE, one layer of random weights, for the sample model."""
+        import torch
+        from safetensors.torch import save_file
+
+        config = json.loads((MODEL / "config.json").read_text())
+        hidden, wide, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+        heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"], "v_proj": config["num_key_value_heads"]}
+        shapes = {"fc": (hidden, 2 * hidden), "layers.0.self_attn.o_proj": (hidden, heads["q_proj"] * dim), "layers.0.mlp.down_proj": (hidden, wide)}
+        shapes |= {f"layers.0.self_attn.{name}": (count * dim, hidden) for name, count in heads.items()}
+        shapes |= {f"layers.0.mlp.{name}_proj": (wide, hidden) for name in ("gate", "up")}
+        (self.folder / "eagle").mkdir()
+        kept = {name: config[name] for name in ("hidden_size", "intermediate_size", "head_dim", "num_attention_heads", "num_key_value_heads", "vocab_size",
+                                                "max_position_embeddings", "rms_norm_eps")}
+        (self.folder / "eagle/config.json").write_text(json.dumps(kept | {
+            "architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 1, "hidden_act": "silu", "torch_dtype": "bfloat16"}))
+        tensors = {f"{name}.weight": 0.05 * torch.randn(shape) for name, shape in shapes.items()} | {"layers.0.post_attention_layernorm.weight": torch.ones(hidden)}
+        save_file({name: x.bfloat16() for name, x in tensors.items()}, self.folder / "eagle/model.safetensors")
+        return self.folder / "eagle"
+
+    def check_drafts(self, layers, **speculative):
+        """Drafts keep vLLM's cache, so the model's layers alone are packed; what is generated is what PackedCache says."""
+        path = sample_set("coded")
+        self.served("--max-num-batched-tokens", "512", "--speculative-config", json.dumps(speculative | {"num_speculative_tokens": 3}), OSCAR_KV_SET=str(path))
+        self.assertIn("is served in 4 layers", self.said())
+        ids = np.load(TOKENS).reshape(-1).tolist()
+        prompts = [ids[:700], ids[5000:5040], ids[9000:10000]]
+        self.assertLess(self.difference(prompts, self.complete_all(prompts, 100), path), 0.05)
+        accepted, drafted = (self.metric(f"vllm:spec_decode_num_{kind}_tokens_total") for kind in ("accepted", "draft"))
+        tokens = self.cache_tokens()
+        print("figure: accepted", accepted, "of", drafted, "tokens of a GiB", tokens, flush=True)
+        bytes_of_packed = GIB / 3_728_256  # of a token, as the test of a coded set has it
+        self.assertLess(abs(tokens * (bytes_of_packed + layers * BF16_BYTES / 4) / GIB - 1), 0.01)
+        return accepted / drafted
+
+    def test_a_model_that_drafts(self):
+        """The model itself, with an exact cache: most of what it drafts is taken."""
+        self.assertGreater(self.check_drafts(4, method="draft_model", model=str(MODEL)), 0.8)
+
+    def test_a_layer_that_drafts(self):
+        self.check_drafts(1, method="eagle", model=str(self.eagle()))
+
+    def test_keys_before_rope(self):
+        """At half the bits, with requests that come again after others have taken their blocks' copies."""
+        path = sample_set("coded", keys="before-rope", bits=1.25)
+        self.served("--max-num-batched-tokens", "256", OSCAR_KV_SET=str(path))
+        ids = np.load(TOKENS).reshape(-1).tolist()
+        prompts = [ids[:700], ids[5000:5040], ids[9000:10000]]
+        found = self.difference(prompts, self.complete_all(prompts, 100), path)
+        self.assertLess(found, 0.05)
+        for i in range(11000, 17000, 1000):
+            self.complete(ids[i:i + 900], 1)
+        answers = self.complete_all(prompts, 100)
+        self.assertGreater(self.metric("vllm:prefix_cache_hits_total"), 1000)
+        self.assertLess(self.difference(prompts, answers, path), 0.2)  # whose windows come back packed
+        self.check(path, 0, "--min-agreement", "0.8")
+        self.check(sample_set("coded"), 3)
 
     def fitted(self, model, text, tokens=4096, **others):
         """A set for a model that the zoo has none for."""

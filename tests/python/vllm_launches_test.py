@@ -86,7 +86,7 @@ class LaunchesTest(unittest.TestCase):
         server = Server()
         slots, copies = torch.arange(40, device=DEVICE), torch.arange(5, 45, device=DEVICE)
         with Launches() as found:
-            server.layer.impl.restore(server.cache, slots, copies)
+            server.layer.impl.restore(server.cache, slots, copies, slots)
         self.assertEqual(len(found.launches), 3, found.launches)
 
     def test_whole_steps_are_captured_where_kernels_serve_all_their_tokens(self):

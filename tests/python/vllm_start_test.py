@@ -2,6 +2,7 @@
 """Starts of vLLM that must end, against fakes of its platform, configuration and registry: vllm_start_test.py [StartTest.test_…].
 vllm_server_test.py does it with a real one."""
 import enum
+import functools
 import json
 import os
 import re
@@ -71,6 +72,9 @@ class StartTest(unittest.TestCase):
         vllm_start.served_set.cache_clear()
         module("vllm.platforms", current_platform=Platform())
         module("vllm.config", cache=types.SimpleNamespace())  # of 0.32
+        calls = iter(range(9))
+        module("vllm.v1.attention.selector", _cached_get_attn_backend=functools.cache(lambda backend: next(calls)))
+        module("vllm.compilation", backends=types.SimpleNamespace(model_tag="backbone"))
         module("vllm.v1.kv_cache_interface", KVQuantMode=enum.Enum("KVQuantMode", ["NONE", "CUSTOM"]))
         module("vllm.v1.attention.backend", AttentionBackend=type("AttentionBackend", (), {"customize_spec": 0}))
         module("vllm.v1.attention.backends.registry", AttentionBackendEnum=names,
@@ -79,10 +83,10 @@ class StartTest(unittest.TestCase):
     def config(self, **changes):
         given = {"backend": self.names.CUSTOM, "kinds": {}, "cache": "auto", "dtype": torch.bfloat16, "block": None,
                  "speculative": None, "transfer": None, "ranks": 1, "of_context": 1, "of_prompt": 1, "offloaded": None, "moved_by": "native", "fast": False, "longest": 2048, "path": MODEL,
-                 "more": {}, "hybrid": False, "parts": 1, "microbatches": False} | changes
+                 "more": {}, "hybrid": False, "uses_mrope": False, "runner_type": "generate", "parts": 1, "microbatches": False} | changes
         space = types.SimpleNamespace
         hf_config = transformers.AutoConfig.from_pretrained(given["path"])
-        model = space(hf_config=hf_config, dtype=given["dtype"], max_model_len=given["longest"], is_hybrid=given["hybrid"],
+        model = space(hf_config=hf_config, dtype=given["dtype"], max_model_len=given["longest"], is_hybrid=given["hybrid"], uses_mrope=given["uses_mrope"], runner_type=given["runner_type"],
                       get_head_size=lambda: 128, get_total_num_kv_heads=lambda: 1)
         return space(model_config=model, additional_config=given["more"], speculative_config=given["speculative"], kv_transfer_config=given["transfer"],
                      attention_config=space(backend=given["backend"], backend_per_kind=given["kinds"]),
@@ -116,6 +120,9 @@ class StartTest(unittest.TestCase):
                 self.assertEqual(self.choose(), "oscar_kv.vllm_backend.PackedBackend")
                 self.assertEqual(self.choose(self.names.CPU_ATTN, has_sliding_window=True), CPU)
                 self.assertEqual(self.choose(self.names.CPU_ATTN, attn_type="encoder"), CPU)
+                self.assertEqual(self.configure(runner_type="draft", dtype=torch.float16), "served")  # as it is
+                with mock.patch.object(sys.modules["vllm.compilation"].backends, "model_tag", "eagle_head"):
+                    self.assertEqual(self.choose(self.names.CPU_ATTN), CPU)
                 with self.assertRaisesRegex(ValueError, "attention is latent or sparse; .* or unset OSCAR_KV_SET"):
                     self.choose(use_mla=True)
 
@@ -159,7 +166,8 @@ class StartTest(unittest.TestCase):
                 ("the attention backend is FLASH_ATTN; leave", {"backend": self.names.FLASH_ATTN}),
                 ("leave backend_per_kind out", {"kinds": {"full_attention": self.names.FLASH_ATTN}}),
                 ("--kv-cache-dtype auto", {"cache": "fp8"}), ("--dtype bfloat16", {"dtype": torch.float16}),
-                ("speculative decoding needs layers of its own", {"speculative": types.SimpleNamespace(method="eagle")}), ("use fewer ranks", {"ranks": 2}),
+                ("nobody tried speculative decoding by medusa", {"speculative": types.SimpleNamespace(method="medusa")}),
+                ("blocks of layers that draft are not as large", {"speculative": types.SimpleNamespace(method="mtp"), "hybrid": True}), ("use fewer ranks", {"ranks": 2}),
                 ("leave --prefill-context-parallel-size out", {"of_prompt": 2}), ("leave --decode-context-parallel-size out", {"of_context": 2}),
                 ("leave --kv-sharing-fast-prefill out", {"fast": True}),
                 ("leave --enable-dbo and --ubatch-size out", {"microbatches": True}), ("leave --pipeline-parallel-size out", {"hybrid": True, "parts": 2}),
@@ -168,6 +176,9 @@ class StartTest(unittest.TestCase):
             with self.subTest(expected):
                 self.assertIn(expected, self.configure(**changes))
         self.assertEqual(self.configure(backend=None, speculative=types.SimpleNamespace(method="ngram"), hybrid=True), "served")
+        self.assertEqual(self.configure(speculative=types.SimpleNamespace(method="eagle")), "served")
+        selector = sys.modules["vllm.v1.attention.selector"]
+        self.assertEqual([selector._cached_get_attn_backend(1) for _ in range(2)], [0, 1])  # each time anew
 
     def test_blocks_that_move(self):
         os.environ["OSCAR_KV_SET"] = str(sample_set("coded"))
@@ -207,11 +218,10 @@ class StartTest(unittest.TestCase):
         os.environ["OSCAR_KV_SET"] = str(sample_set("oscar"))
         self.assertIn("the set has no coded part, which is what vllm reads: fit one by oscar fit --model … --for vllm,transformers", self.configure())
 
-    def test_keys_before_rope_that_a_manifest_gives_to_vllm(self):
-        os.environ["OSCAR_KV_SET"] = str(sample_set("coded"))
-        side = types.SimpleNamespace(rotary=0)
-        with mock.patch.object(vllm_start, "read_set", return_value=types.SimpleNamespace(layers={3: types.SimpleNamespace(key=side)})):
-            self.assertIn("keys of layers [3] are stored before RoPE", self.configure())
+    def test_keys_before_rope_of_a_model_whose_keys_turn_by_places_of_images(self):
+        os.environ["OSCAR_KV_SET"] = str(sample_set("coded", keys="before-rope", bits=1.25))
+        self.assertEqual(self.configure(), "served")
+        self.assertIn("its keys are stored before RoPE, and the model's keys turn by the places of images", self.configure(uses_mrope=True))
 
     def made(self, **backends):
         """What a process of a server does once its layers are made: {name: path of the class of its backend}."""
@@ -229,6 +239,7 @@ class StartTest(unittest.TestCase):
         vllm_plugin.register()
         ours = {f"model.layers.{i}.self_attn.attn": vllm_start.SERVING for i in range(4)}
         self.made(**ours, **{"model.layers.4.self_attn.attn": CPU})  # which the set does not cover
+        self.made(**ours, **{"draft_model.model.layers.3.self_attn.attn": CPU})
         for name in ("model.layers.3.self_attn.attn", "3.attn"):
             with self.assertRaisesRegex(ValueError, f"cannot be served: another attention backend has {name}, whose"):
                 self.made(**ours | {name: CPU})

@@ -26,7 +26,7 @@ class Server:
         self.random, self.block, self.sink, self.recent = random.Random(seed), block, sink, recent
         self.requests, self.budget, self.counts = requests, tokens, counts
         self.windows = WindowBlocks(blocks, block, sink, recent, requests, tokens, torch.device(DEVICE))
-        self.cache = torch.full((blocks * block,), -1)
+        self.cache, self.positions = torch.full((2, blocks * block), -1)
         self.copies = torch.full((self.windows.entries * block,), -1)
         self.free, self.next_number = list(range(blocks)), 0
         self.running, self.ended = [], []  # [table, tokens so far]
@@ -42,13 +42,14 @@ class Server:
             self.free = [block for block in self.free if block not in table]
             if self.free and seen < former[1] and self.random.random() < 0.3:  # and a part of the next, whose rows are copied
                 own, seen = self.free.pop(), min(self.random.randint(seen, former[1]), seen + self.block - 1)
-                self.of_block(own).copy_(self.of_block(former[0][shared]).clone())
+                for each in (self.cache, self.positions):
+                    self.of_block(own, each).copy_(self.of_block(former[0][shared], each).clone())
                 self.windows.forget([own])
                 table, self.ended = [*table, own], [each for each in self.ended if own not in each[0]]
         self.running.append([table, seen])
 
-    def of_block(self, block):
-        return self.cache[block * self.block:][:self.block]
+    def of_block(self, block, of_slots):
+        return of_slots[block * self.block:][:self.block]
 
     def step(self):
         if len(self.running) < self.requests and self.random.random() < 0.5:
@@ -77,14 +78,15 @@ class Server:
         table = torch.tensor([request[0] + [0] * (width - len(request[0])) for request, _ in batch], dtype=torch.int32)
         before = torch.tensor([request[1] for request, _ in batch])
         after = before + torch.tensor([count for _, count in batch])
-        _, _, written = self.windows.places(table, before, after - before)
+        _, token, written = self.windows.places(table, before, after - before)
         names = frozenset(id(request) for request, _ in batch)
         self.steady_steps += names <= self.former
         self.former = names
         step = self.step_by_kernels(test, table, before, after, written, names) or self.windows.begin(table, before, after, written, names, False)
         numbers = torch.arange(self.next_number, self.next_number + len(written))
         self.next_number += len(written)
-        self.cache[written] = numbers
+        test.assertEqual(self.positions[step.restored[0]].tolist(), step.restored[2].tolist())
+        self.cache[written], self.positions[written] = numbers, token
         has_copy = step.kept >= 0
         self.copies[step.kept[has_copy]] = numbers[has_copy]
         self.copies[step.restored[1]] = self.cache[step.restored[0]] + PACKED
@@ -114,7 +116,7 @@ class Server:
             test.assertTrue(torch.equal(found, expected), (name, found, expected))
         test.assertTrue(torch.equal(slots, padded.int()))
         test.assertEqual(int(kept[-1]), -1)
-        return WindowStep(kept[:-1].long(), (before[:0], before[:0]))
+        return WindowStep(kept[:-1].long(), (before[:0],) * 3)
 
     def check_parts(self, test, table, before):
         """Windows and history are all tokens before a step, each once."""

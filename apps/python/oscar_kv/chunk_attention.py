@@ -36,16 +36,17 @@ def attention(q: Tensor, keys: Tensor, values: Tensor, scaling: float, is_causal
 
 
 def attend(q: Tensor, own: Tensor, windows: Tensor, packed: PackedSlots, cache: Tensor, slots: Tensor, scaling: float,
-           attention: Attention = attention) -> tuple[Tensor, Tensor]:
+           attention: Attention = attention, positions: Tensor | None = None, is_far: bool = False) -> tuple[Tensor, Tensor]:
     """q: bfloat16 (tokens, query heads, d); own: keys and values of these tokens, bfloat16 (2, tokens, KV heads, d); windows: those of
-    earlier tokens, the same; slots: int32, the packed tokens in `cache`; attention: takes the place of torch's.
+    earlier tokens, the same; slots: int32, the packed tokens in `cache`; attention: takes the place of torch's; positions, is_far: of the
+    packed tokens, as PackedSlots.unpack() has them.
     -> out float32 (tokens, query heads, d), lse float32 (tokens, query heads)."""
     rows = q.transpose(0, 1)
     if q.device.type == "cpu":
         rows = rows.float()  # flash attention of CPUs rounds weights to the type of its rows
     out, lse = attention(rows, *own.transpose(1, 2), scaling, True)
     out = out.float()
-    for keys, values in _pieces(windows.transpose(1, 2), packed, cache, slots):
+    for keys, values in _pieces(windows.transpose(1, 2), packed, cache, slots, positions, is_far):
         more, lse_of_more = attention(rows, keys, values, scaling, False)
         out.lerp_(more.float(), torch.sigmoid(lse_of_more - lse)[..., None])
         lse = torch.logaddexp(lse, lse_of_more)
@@ -58,7 +59,7 @@ def rehearse(query: Tensor, values: int, soft_cap: float) -> None:
     torch.empty((16 if soft_cap else 4) * values + 12 * query.numel(), dtype=torch.uint8, device=query.device)
 
 
-def _pieces(windows: Tensor, packed: PackedSlots, cache: Tensor, slots: Tensor) -> Iterator[Tensor]:
+def _pieces(windows: Tensor, packed: PackedSlots, cache: Tensor, slots: Tensor, positions: Tensor | None, is_far: bool) -> Iterator[Tensor]:
     """(2, KV heads, tokens, d) each, in the same memory: first the packed tokens, then those of the windows."""
     _, heads, copies, dim = windows.shape
     history, room = len(slots), max(packed.most_values // (heads * dim), 1)
@@ -68,7 +69,8 @@ def _pieces(windows: Tensor, packed: PackedSlots, cache: Tensor, slots: Tensor) 
         piece = scratch[:, :, :min(room, total - begin)]
         count = min(max(history - begin, 0), piece.shape[2])
         if count > 0:
-            packed.unpack(cache, slots[begin:begin + count], *piece[:, :, :count].transpose(1, 2))
+            read = slice(begin, begin + count)
+            packed.unpack(cache, slots[read], *piece[:, :, :count].transpose(1, 2), positions if positions is None else positions[read], is_far)
         first = begin + count - history
         if count < piece.shape[2]:
             piece[:, :, count:] = windows[:, :, first:first + piece.shape[2] - count]

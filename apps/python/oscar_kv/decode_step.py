@@ -43,6 +43,7 @@ class Request:
     end: int
     before: int  # tokens that the cache has of it
     history: Tensor  # int32, slots of packed tokens between the windows
+    positions: Tensor  # int32, of these in the text
     windows: Tensor  # slots of copies of tokens in the windows
 
 
@@ -54,6 +55,7 @@ class PackedMetadata(AttentionMetadata):
     num_actual_tokens: int
     slots: Tensor  # int32, of each token; negative: it is not written
     copies: Tensor  # int32, of each token; negative: it gets no copy
+    positions: Tensor | None  # int32, of each token in its text; None where kernels read the step
     requests: list[Request]  # those that are read one after another
     decoded: DecodeStep | None  # those that kernels read
 
@@ -63,7 +65,7 @@ class SharedStep:
     windows with it. A step is known by the tensor of its slots, which vLLM makes for each step and each table of blocks. restored: as
     WindowStep has them."""
 
-    def __init__(self, maker: Any, kind: Any, slots: Tensor, metadata: PackedMetadata, restored: tuple[Tensor, Tensor]):
+    def __init__(self, maker: Any, kind: Any, slots: Tensor, metadata: PackedMetadata, restored: tuple[Tensor, Tensor, Tensor]):
         self.metadata, self.restored = metadata, restored
         self._kind, self._slots, self._taken = kind, slots, [maker]
 

@@ -12,8 +12,8 @@ the last `recent` tokens) and packed between them, rounded as `oscar verify` rou
   windows, however many come at once: calls of one token on CUDA by the kernels of liboscar_torch.so where they know the set's
   shapes, else in torch over unpacked rows (cache_rows.py); PackedCache.path says which, and why. Padded calls, those of
   several tokens, and scores with soft caps are read in torch in either case.
-Keys that are stored before RoPE are read in the first way alone, and taken for keys of the positions 0, 1, 2 …: padding before a prompt,
-which moves them, costs quality. Rows that the kernels do not take are packed on the CPU. Padding counts as tokens. Non-goals: taking back
+Keys that are stored before RoPE are read in torch, and taken for keys of the positions 0, 1, 2 …: padding before a prompt, which moves them,
+costs quality. Rows that the kernels do not take are packed on the CPU. Padding counts as tokens. Non-goals: taking back
 tokens (crop).
 """
 import os
@@ -110,19 +110,15 @@ class PackedLayer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         device, asked = key_states.device, self._options.path
-        before_rope = "keys are stored before RoPE, and turned when they are read" if self._layer.key.rotary is not None else None
-        if before_rope and self._in_transformed_coordinates():
-            raise ValueError(f"layer {self._layer.layer_id}: {before_rope}, so there are no transformed coordinates to attend in; use another "
-                             f"attention implementation than {PACKED_ATTENTION}")
         on_cuda = (why_no_kernels(key_states.shape[3]) if device.type == "cuda" else
                    f"rows are on {device.type}, the kernels on CUDA")
         why = next(filter(None, (
-            "as asked for" if asked == "torch" else None, before_rope,
+            "as asked for" if asked == "torch" else None,
+            why_no_decode(self._layer, getattr(self._config, "num_attention_heads", key_states.shape[1]), key_states.shape[1]),
             "soft caps" if getattr(self._config, "attn_logit_softcapping", None) else None,
             None if self._in_transformed_coordinates() else f"the model's attention is not {PACKED_ATTENTION}",
             None if asked == "kernel" and device.type == "cpu" else on_cuda,
-            None if self.rows.recent > 0 else "no recent tokens are kept as they are",
-            why_no_decode(getattr(self._config, "num_attention_heads", key_states.shape[1]), key_states.shape[1]))), None)
+            None if self.rows.recent > 0 else "no recent tokens are kept as they are")), None)
         at = place_of_rows(device, on_cuda)
         try:
             self.rows.begin(key_states, value_states, at)

@@ -3,7 +3,8 @@
 
     stored = bf16(bf16(x - mean) bf16(rotation)),   native = stored bf16(read)^T + mean,   q' = bf16(bf16(q) bf16(read))
 
-(keys that are stored before RoPE are turned back before, by float32 matrices, turned again after that, and have no q')
+(keys that are stored before RoPE are native until they are packed, where they are turned back, and once they are unpacked, where they
+are turned again: their matrices here are 1, and q' = q)
 
 and stored rows packed in pages of bytes, by the operators of liboscar_torch.so: kernels on CUDA, their references on the CPU. Rows are
 (tokens, heads, d). Needs torch only. Non-goals: windows, page tables, where pages lie.
@@ -42,30 +43,26 @@ class LayerSide:
         # The same products as those of servers: bfloat16 in, float32 sums. The CPU multiplies faster in float32.
         product_type = torch.bfloat16 if device.type == "cuda" and dtype == torch.bfloat16 else torch.float32
         self.heads, self.dim, self.rotary = heads, dim, side.rotary
-        matrices = own("matrices", side.rotation), own("matrices", side.read_rotation)
-        if side.rotary is None:
-            self.rotation, self.read_rotation = (x.bfloat16().to(device, product_type) for x in matrices)
-        self.mean = None if side.mean is None else own("means", side.mean).float().to(device)
+        matrices, mean = [own("matrices", x) for x in (side.rotation, side.read_rotation)], None if side.mean is None else own("means", side.mean).float()
         self.formats = [own("formats", x) for x in (side.levels, side.step, side.sigma)]
         self._expanded = dict[tuple[int, int], Tensor]()
-        self.turn: Tensor | None = None  # of keys that are stored before RoPE, which the packer turns: on the CPU
+        self.turn: Tensor | None = None  # of keys that are stored before RoPE, by which the packer turns them: on the CPU
         if side.rotary is not None:
             basis, inverse = matrices[0].float().contiguous(), matrices[1].float().transpose(1, 2).contiguous()
             near, far = (x if x is None else torch.tensor(x, dtype=torch.float32) for x in (side.rotary.frequency, side.rotary.far_frequency))
-            mean = None if side.mean is None else own("means", side.mean).float().contiguous()
-            self.turn = torch.ops.oscar.coded_turn(torch.tensor(side.rotary.pairs, dtype=torch.int32), near, basis, inverse, mean=mean, far_frequency=far)
+            self.turn = torch.ops.oscar.coded_turn(torch.tensor(side.rotary.pairs, dtype=torch.int32), near, basis, inverse,
+                                                   mean=None if mean is None else mean.contiguous(), far_frequency=far)
+            matrices, mean = [torch.eye(dim).expand(heads, -1, -1)] * 2, None
+        self.rotation, self.read_rotation = (x.bfloat16().to(device, product_type) for x in matrices)
+        self.mean = None if mean is None else mean.to(device)
 
     def stored(self, native: Tensor) -> Tensor:
-        """bfloat16; keys that are stored before RoPE stay as they are until they are packed."""
-        if self.turn is not None:
-            return native.bfloat16()
+        """bfloat16."""
         rows = native if self.mean is None else native.float() - self.mean
         return self._product(rows.bfloat16().to(self.rotation.dtype), self.rotation).bfloat16()
 
     def native(self, stored: Tensor) -> Tensor:
         """Of rows of KV heads or outputs of query heads, values of bfloat16: float32."""
-        if self.turn is not None:
-            return stored.float()
         heads = stored.shape[1]
         rows = self._product(stored.to(self.read_rotation.dtype), self._of_heads(self.read_rotation, heads).transpose(-1, -2)).float()
         return rows if self.mean is None else rows + self._of_heads(self.mean, heads)
@@ -236,6 +233,8 @@ def why_no_kernels(dim: int) -> str | None:
     return None
 
 
-def why_no_decode(num_q_heads: int, num_kv_heads: int) -> str | None:
-    """Why decode kernels cannot read packed rows for so many query heads."""
+def why_no_decode(layer: Layer, num_q_heads: int, num_kv_heads: int) -> str | None:
+    """Why decode kernels cannot read a layer's packed rows for so many query heads; None: they can."""
+    if layer.key.rotary is not None:
+        return "keys are stored before RoPE, and turned when they are read"
     return f"{num_q_heads} query heads for {num_kv_heads} KV heads" if num_q_heads > 16 * num_kv_heads else None

@@ -9,8 +9,8 @@ work. A prompt's tokens see each other as they are, those of earlier chunks as t
 vLLM asks each layer for the size of a token and of a block while a server starts, when its weights are there and its cache is not.
 The interface is that of vLLM 0.32 and 0.33 (vllm/v1/attention/backend.py, backends/fa_utils.py, kv_cache_interface.py). On CUDA, requests of at most 8 new tokens are
 read by kernels, all at once, where these know the set (packed_layer.py); steps of such requests alone can be CUDA graphs. Others
-are read a request at a time, on any device, in pieces of bounded size (chunk_attention.py). Soft caps are not for the kernels; sinks are
-applied to outputs, whatever read them (score_rule.py). A layer without keys of its own reads what another has (Gemma 4). In a hybrid, layers
+are read a request at a time, on any device, in pieces of bounded size (chunk_attention.py). Soft caps, and keys that are stored before
+RoPE, are not for the kernels; sinks are applied to outputs, whatever read them (score_rule.py). A layer without keys of its own reads what another has (Gemma 4). In a hybrid, layers
 of linear attention or Mamba keep vLLM's states, in blocks as large as those of tokens. Non-goals, refused: ALiBi, more ranks than KV heads.
 """
 import logging
@@ -57,19 +57,20 @@ def _slots_of(layer_name: str, shape: tuple[int, int, int], block_size: int, dev
     """How a layer's tokens are packed on a rank, by default this one; shape: its query heads, KV heads and channels. Its path says whether
     kernels serve its decode steps. Raises ValueError if the set does not fit the layer, or cannot be packed on this device."""
     part, found = packed_set(), LAYER.search(layer_name)
-    if found is None or int(found[1]) not in part.layers:
+    layer = part.layers.get(int(found[1])) if found else None
+    if layer is None:
         raise ValueError(f"the set has no layer for {layer_name}; it has {sorted(part.layers)}")
     q_heads, heads, dim = shape
     if device.type == "cuda" and (why := why_no_kernels(dim)):
         raise ValueError(f"the set {set_path()} cannot be served: {why}")
     rank, ranks = get_tensor_model_parallel_rank() if rank is None else rank, get_tensor_model_parallel_world_size()
-    slots = PackedSlots(part.layers[int(found[1])], heads, dim, device, dtype, rank=rank, ranks=ranks)
+    slots = PackedSlots(layer, heads, dim, device, dtype, rank=rank, ranks=ranks)
     sink, recent = part.windows
     why = next((text for is_wrong, text in (
         (device.type != "cuda" and not ON_CPU, f"the cache is on {device.type}, the kernels on CUDA"),
         (recent < 2, f"a window of {recent} recent tokens"),
         (block_size not in _PAGES, f"blocks of {block_size} tokens"),
-        (sink % block_size, f"a sink of {sink} tokens in blocks of {block_size}")) if is_wrong), why_no_decode(q_heads, heads))
+        (sink % block_size, f"a sink of {sink} tokens in blocks of {block_size}")) if is_wrong), why_no_decode(layer, q_heads, heads))
     slots.path = "kernels" if why is None else f"torch: {why}"
     _ = slots.rotations  # before graphs are captured
     return slots
@@ -137,12 +138,12 @@ def pack_specs() -> None:
             return packed_spec(replace(spec, block_size=block_size), self.impl.room)
 
         packed = packed_in(spec.block_size)
-        page = max((of_layer(layer, vllm_config).page_size_bytes for layer in
-                    vllm_config.compilation_config.static_forward_context.values()
-                    if isinstance(layer, AttentionLayer) and not is_packed(layer)), default=0)
+        others = [of_layer(layer, vllm_config) for layer in vllm_config.compilation_config.static_forward_context.values()
+                  if isinstance(layer, AttentionLayer) and not is_packed(layer)]
+        page = max(other.page_size_bytes for other in others) if any(type(other) is not type(spec) for other in others) else 0
         if page > packed.page_size_bytes:
-            # vLLM gives all layers pages of one size, here that of layers with sliding windows: as many tokens as fit share one, in a power of
-            # two of blocks. Kernels take such pages, and vLLM finds prefixes in the least common multiple of what layers of other sizes have.
+            # Where layers are of several kinds vLLM gives all of them pages of one size, here that of layers with sliding windows: as many
+            # tokens as fit share one, in a power of two of blocks. Kernels take such pages, and vLLM finds prefixes in the least common multiple of what layers of other sizes have.
             blocks = 1 << ((page // packed.page_size_bytes).bit_length() - 1)
             packed = replace(packed_in(spec.block_size * blocks), page_size_padded=page)
         _plan_windows(self.impl, vllm_config)
@@ -253,13 +254,13 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
                 self.offloaded.give(self, made.restored[0])
         return made.metadata
 
-    def _build(self, common: Any) -> tuple[PackedMetadata, tuple[Tensor, Tensor]]:
+    def _build(self, common: Any) -> tuple[PackedMetadata, tuple[Tensor, Tensor, Tensor]]:
         windows, table = self.windows, common.block_table_tensor
         starts, all_tokens, told = common.query_start_loc_cpu.tolist(), common.num_actual_tokens, running(common)
         chosen = chosen_of(starts) if self.by_kernels else []
         if self.by_kernels and windows.is_steady(*told[:2]):
             if made := self._build_by_kernels(common, starts, chosen, told[0]):
-                return made, (table[:0], table[:0])
+                return made, (table[:0],) * 3
         ends, after = common.query_start_loc.long(), common.seq_lens.long()
         count = ends[1:] - ends[:-1]
         before = (after - count).clamp(min=0)
@@ -272,7 +273,16 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
         index = torch.tensor(others, dtype=torch.long, device=table.device) if others else None
         requests = [] if index is None else self._requests(rows, table[index], before[index])
         slots, copies = (self.buffers.hold(name, x, self.most_tokens) for name, x in (("slots", written.int()), ("kept", step.kept.int())))
-        return PackedMetadata(all_tokens, slots, copies, requests, decoded), step.restored
+        return PackedMetadata(all_tokens, slots, copies, None if self.by_kernels else self._positions(before, count, all_tokens), requests,
+                              decoded), step.restored
+
+    @staticmethod
+    def _positions(before: Tensor, count: Tensor, all_tokens: int) -> Tensor:
+        """int32 (all_tokens), of the tokens of all requests, and of those that fill a step up."""
+        first = (before - count.cumsum(0) + count).repeat_interleave(count)
+        positions = torch.zeros(all_tokens, dtype=torch.int32, device=before.device)
+        positions[:len(first)] = first + torch.arange(len(first), device=before.device)
+        return positions
 
     def _build_by_kernels(self, common: Any, starts: list[int], chosen: list[int], places: frozenset[int]) -> PackedMetadata | None:
         """A step like the one before it, as a graph replays it, by two launches. None: a step of other shapes."""
@@ -284,7 +294,7 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
         slots, copies, tables = self.buffers.rooms(self.windows, table, tokens, all_tokens, self.most_tokens)
         self.windows.step(table, common.query_start_loc[:requests + 1], common.seq_lens[:requests], common.slot_mapping[:all_tokens], places,
                           slots, copies, tables)
-        return PackedMetadata(all_tokens, slots, copies, [], DecodeStep(requests, tokens, tables))
+        return PackedMetadata(all_tokens, slots, copies, None, [], DecodeStep(requests, tokens, tables))
 
     def _requests(self, rows: list[tuple[int, int, int]], table: Tensor, before: Tensor) -> list[Request]:
         def split(request: Tensor, slots: Tensor) -> list[Tensor]:
@@ -293,11 +303,11 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
         if not rows:
             return []
         windows = self.windows
-        history_of, _, history = windows.history(table, before)
-        history = history.int()
+        history_of, *history = windows.history(table, before)
         sinks, recent = (split(of, windows.copies(slots)) for of, _, slots in windows.windows(table, before))
-        return [Request(begin, end, seen, packed, torch.cat([first, last])) for (begin, end, seen), packed, first, last
-                in zip(rows, split(history_of, history), sinks, recent)]
+        parts = (split(history_of, x.int()) for x in reversed(history))
+        return [Request(begin, end, seen, slots, positions, torch.cat([first, last])) for (begin, end, seen), slots, positions, first, last
+                in zip(rows, *parts, sinks, recent)]
 
 
 def _report(layers: dict[str, Any], windows: WindowBlocks) -> None:
@@ -327,7 +337,9 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
         self.num_kv_heads, self.kv_cache_dtype = num_kv_heads or num_heads, kv_cache_dtype
         self.shape = num_heads, self.num_kv_heads, head_size
         self.rule = ScoreRule(logits_soft_cap or 0.0, sinks)
-        self.dtype, self._attention = get_current_vllm_config().model_config.dtype, prompt_attention(head_size, self.rule.soft_cap)
+        model = get_current_vllm_config().model_config
+        self.dtype, self._attention = model.dtype, prompt_attention(head_size, self.rule.soft_cap)
+        self._longest, self._is_far = model.max_model_len, False  # by which vLLM chooses LongRoPE's frequencies, whatever a text's length
         self.packed: PackedSlots | None = None
         self.block_size, self.room = 0, 0  # tokens of a block, bytes of a token in vLLM's cache
         self.source_name, self.source = kv_sharing_target_layer_name, self  # the layer whose cache it reads, and that one's PackedImpl
@@ -341,6 +353,7 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
         if self.packed is None:
             self.packed = _slots_of(layer.layer_name, self.shape, self.block_size or block_size, device, self.dtype)
             self.rule.check(self.packed.sides[0])
+            self._is_far = self.packed.far(self._longest)
             if self.rule.soft_cap and self.packed.path == "kernels":
                 self.packed.path = "torch: soft caps"
         return self.packed
@@ -365,7 +378,7 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
             rows = key[:step.num_actual_tokens], value[:step.num_actual_tokens]
             stored = torch.empty(len(rows[0]), 2, *key.shape[1:], dtype=torch.bfloat16, device=key.device).transpose(0, 1)
             packed.rotate(rows, stored, step.copies, self._copies, queries, turned)
-            packed.write(kv_cache, step.slots, stored)
+            packed.write(kv_cache, step.slots, stored, step.positions, self._is_far)
             self.new = (key, value, stored) if self.is_shared else None
         if step.decoded is not None:
             self._decode(turned, step.decoded, packed, kv_cache, output)
@@ -392,10 +405,10 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
         """The copies of one block, (2, tokens, KV heads, d)."""
         return self._copies[:, entry * tokens:(entry + 1) * tokens]
 
-    def restore(self, kv_cache: Tensor, slots: Tensor, copies: Tensor) -> None:
-        """Makes copies of packed rows."""
+    def restore(self, kv_cache: Tensor, slots: Tensor, copies: Tensor, positions: Tensor) -> None:
+        """Makes copies of packed rows, those of tokens at these positions."""
         rows = self._copies.new_empty(2, len(slots), *self._copies.shape[2:])
-        self.packed.unpack(self.packed.of_rank(kv_cache), slots.int(), *rows)
+        self.packed.unpack(self.packed.of_rank(kv_cache), slots.int(), *rows, positions, self._is_far)
         self._copies.index_copy_(1, copies, rows)
 
     def _decode(self, turned: Tensor, step: DecodeStep, packed: Any, kv_cache: Tensor, output: Tensor) -> None:
@@ -418,7 +431,8 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
         """The same of tokens behind others; new: their keys and values as stored."""
         turned = torch.empty(q.shape, dtype=torch.bfloat16, device=q.device)
         packed.turn(q, turned)
-        out, lse = attend(turned, new, self.source._copies[:, request.windows], packed, kv_cache, request.history, self.scale, self._attention)
+        out, lse = attend(turned, new, self.source._copies[:, request.windows], packed, kv_cache, request.history, self.scale, self._attention,
+                          request.positions, self.source._is_far)
         packed.turn_back(out, output)
         return lse
 

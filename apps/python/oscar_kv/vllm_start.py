@@ -5,6 +5,7 @@ A platform that does not take a backend serves with another one and says so at I
 are therefore watched in every process: check_and_update_config, where a configuration that cannot serve the set ends the start,
 get_attn_backend_cls, by which each layer gets its backend, and update_block_size_for_backend, when all layers of a process have one.
 """
+import inspect
 import os
 import re
 from functools import cache
@@ -21,6 +22,7 @@ LAYER = re.compile(r"\blayers\.(\d+)\.")
 KNOWN = "0.32 or 0.33"
 NAME = "oscar"  # of our cache, for --kv-cache-dtype, from vLLM 0.33 on
 MOVES = "OffloadingConnector"  # the KV connector that moves packed pages, and windows with them (offloaded_windows.py)
+_DRAFTS = ("eagle", "eagle3", "mtp", "draft_model")  # methods of speculative decoding with layers of their own, which keep vLLM's cache
 _SECONDS_TO_WRITE = 30  # what observed layers of a large model take on few processors
 _BLOCK_ON_CPUS = 32  # tokens; vLLM's 128 would make windows keep up to 256 tokens more
 
@@ -28,10 +30,7 @@ _BLOCK_ON_CPUS = 32  # tokens; vLLM's 128 would make windows keep up to 256 toke
 @cache
 def served_set() -> SetPart:
     """What vLLM reads of the set that this process serves. Raises ValueError, ImportError or OSError if it cannot be read."""
-    part = read_set(set_path() or "", "vllm", allows_rejected())
-    if turned := [i for i, layer in part.layers.items() if layer.key.rotary is not None]:
-        raise ValueError(f"keys of layers {turned} are stored before RoPE, which vLLM's kernels do not read; fetch or fit the set again")
-    return part
+    return read_set(set_path() or "", "vllm", allows_rejected())
 
 
 def name_cache() -> None:
@@ -82,13 +81,16 @@ def _why_not_moved(config: Any) -> str | None:
 def _check_options(config: Any) -> None:
     cache, model, attention = config.cache_config, config.model_config, config.attention_config
     backend, parallel = getattr(attention.backend, "name", None), config.parallel_config
+    method = getattr(config.speculative_config, "method", "ngram")
     for is_wrong, text in (
             (backend not in (None, "CUSTOM"), f"the attention backend is {backend}; leave --attention-backend out"),
             (getattr(attention, "backend_per_kind", None), "kinds of layers have other backends; leave backend_per_kind out"),
             (cache.cache_dtype not in ("auto", "bfloat16", NAME), f"the cache is {cache.cache_dtype}; give --kv-cache-dtype auto"),
             (str(model.dtype) != "torch.bfloat16", f"the model is {model.dtype}; give --dtype bfloat16"),
-            (getattr(config.speculative_config, "method", "ngram") != "ngram",
-             "speculative decoding needs layers of its own; give --speculative-config with the method ngram, or leave it out"),
+            (method not in ("ngram", *_DRAFTS), f"nobody tried speculative decoding by {method}; give --speculative-config with the method ngram, "
+             f"{', '.join(_DRAFTS[:-1])} or {_DRAFTS[-1]}, or leave it out"),
+            (method in _DRAFTS and model.is_hybrid, "blocks of layers that draft are not as large as states of linear attention or Mamba; give "
+             "--speculative-config with the method ngram, or leave it out"),
             (unmoved := _why_not_moved(config), unmoved),
             (getattr(parallel, "prefill_context_parallel_size", 1) > 1,
              "contexts are dealt to ranks; leave --prefill-context-parallel-size out"),
@@ -115,6 +117,9 @@ def _check_set(model: Any) -> None:
     layers = identity.cache_layers(model.hf_config.get_text_config(decoder=True))
     try:
         part = served_set()
+        if model.uses_mrope and any(layer.key.rotary is not None for layer in part.layers.values()):
+            raise ValueError("its keys are stored before RoPE, and the model's keys turn by the places of images, too (M-RoPE), which a step does not "
+                             "tell; fit one with --keys after-rope")
         check_for_model(part, model.hf_config, layers, model.max_model_len)
         warn_if_longer(part, model.max_model_len, "--max-model-len allows")
         _count(set_path() or "", len(part.layers))
@@ -139,17 +144,34 @@ def _part_compiled_graphs(config: Any) -> None:
     config.additional_config = config.additional_config | {"oscar_kv": "packed cache"}
 
 
+def _choose_for_each_layer() -> None:
+    """vLLM keeps the backend that it chose for layers of a shape, which those that draft may have, too."""
+    from vllm.v1.attention import selector
+
+    selector._cached_get_attn_backend = inspect.unwrap(selector._cached_get_attn_backend)
+
+
+def _is_draft(config: Any) -> bool:
+    """Whether it is of a model that drafts for another."""
+    return getattr(config.model_config, "runner_type", None) == "draft"
+
+
 def _is_ours(selector: Any) -> bool:
-    """Whether a layer's attention reads the whole text: a set is for those."""
+    """Whether a layer that is being made reads the whole text, and is not one that drafts: a set is for those."""
+    from vllm.compilation import backends
+
+    if backends.model_tag != "backbone":
+        return False
     if selector.use_mla or selector.use_sparse:
         _refuse("the model's attention is latent or sparse; use a model with another one, or unset OSCAR_KV_SET")
     return selector.attn_type == "decoder" and not selector.has_sliding_window
 
 
 def _require_all_covered(layers: dict[str, Any]) -> None:
-    """Raises ValueError if a layer that the set covers, or whose name tells no number, has another backend."""
+    """Raises ValueError if a layer that the set covers, or whose name tells no number, has another backend. Layers that draft have
+    numbers behind the model's, or names of their own."""
     covered = served_set().layers
-    others = [name for name, layer in layers.items() if hasattr(layer, "impl") and not is_packed(layer)
+    others = [name for name, layer in layers.items() if hasattr(layer, "impl") and not is_packed(layer) and not name.startswith("draft_model.")
               and ((found := LAYER.search(name)) is None or int(found[1]) in covered)]
     if others:
         _refuse(f"another attention backend has {', '.join(others)}, whose attention has sliding windows or is another special one; "
@@ -195,7 +217,7 @@ def watch(platform: Any, observed: dict[str, str]) -> None:
         configure(vllm_config)
         if set_path() is None:
             _leave_time_to_write(vllm_config)
-        if set_path() is not None and vllm_config.model_config is not None:
+        if set_path() is not None and vllm_config.model_config is not None and not _is_draft(vllm_config):
             cache = vllm_config.cache_config
             if cls.device_type == "cpu" and not cache.user_specified_block_size:
                 cache.block_size, cache.user_specified_block_size = _BLOCK_ON_CPUS, True  # or vLLM 0.33 chooses again
@@ -204,6 +226,8 @@ def watch(platform: Any, observed: dict[str, str]) -> None:
                 _check_interface()
                 _check_set(vllm_config.model_config)
                 _part_compiled_graphs(vllm_config)
+                if vllm_config.speculative_config is not None:
+                    _choose_for_each_layer()
             if cache.cache_dtype == NAME:
                 cache.cache_dtype = "auto"  # of layers that have another backend; ours knows what it takes
 

@@ -23,11 +23,11 @@ MOST_NEW = 8  # new tokens of a request that kernels read at once
 class WindowStep:
     """Slots count places: those of tokens in all blocks, those of copies in all entries.
 
-    kept: for each token of the step, the slot of its copy; negative: none. restored: (slots, slots of copies) of older tokens, whose
-    copies are made of packed rows before anything is read."""
+    kept: for each token of the step, the slot of its copy; negative: none. restored: (slots, slots of copies, positions) of older tokens,
+    whose copies are made of packed rows before anything is read."""
 
     kept: Tensor
-    restored: tuple[Tensor, Tensor]
+    restored: tuple[Tensor, Tensor, Tensor]
 
 
 class DecodeTables(NamedTuple):
@@ -109,17 +109,18 @@ class WindowBlocks:
         is_full = self._give(ids.flatten(), fresh.flatten())
         kept = torch.where(written >= 0, self.copies(written.clamp(min=0)), -1)
         if steady:
-            return WindowStep(kept, (before[:0], before[:0]))
+            return WindowStep(kept, (before[:0],) * 3)
         full, is_old = torch.stack([is_full, (fresh & (firsts < before[:, None])).any()]).tolist()
         if full:
             raise RuntimeError(f"windows need more than the {self.entries} blocks of {self.block_size} tokens that were set aside")
-        old = before[:0]
+        old = torch.stack([before[:0]] * 2)
         if is_old:  # whole blocks: a request that shares one may read more of it
             place = torch.arange(self.block_size, device=table.device)
-            is_seen = (firsts[..., None] + place < before[:, None, None]) & fresh[..., None]
-            old = (ids[..., None] * self.block_size + place)[is_seen].unique()
-            old = old[~torch.isin(old, written)]
-        return WindowStep(kept, (old, self.copies(old)))
+            position = firsts[..., None] + place
+            is_seen = (position < before[:, None, None]) & fresh[..., None]
+            old = torch.stack([ids[..., None] * self.block_size + place, position])[:, is_seen].unique(dim=1)
+            old = old[:, ~torch.isin(old[0], written)]
+        return WindowStep(kept, (old[0], self.copies(old[0]), old[1]))
 
     def is_steady(self, requests: frozenset[int], has_new: bool) -> bool:
         """Whether all these took part in the step before, as begin() has them."""
