@@ -83,23 +83,28 @@ class FeaturesTest(ServedModel):
         self.assertLess(self.difference(prompts[:1], tuned, path, tune), 0.05)
         self.assertGreater(self.difference(prompts[:1], tuned, path), 0.2)
 
-    def eagle(self):
-        """The draft of EAGLE, one layer of random weights, for the sample model."""
+    def eagle(self, third=False):
+        """The draft of EAGLE, or of EAGLE-3: one layer of random weights, for the sample model."""
         import torch
         from safetensors.torch import save_file
 
         config = json.loads((MODEL / "config.json").read_text())
         hidden, wide, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
         heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"], "v_proj": config["num_key_value_heads"]}
-        shapes = {"fc": (hidden, 2 * hidden), "layers.0.self_attn.o_proj": (hidden, heads["q_proj"] * dim), "layers.0.mlp.down_proj": (hidden, wide)}
-        shapes |= {f"layers.0.self_attn.{name}": (count * dim, hidden) for name, count in heads.items()}
+        states, inputs = (3, 2) if third else (2, 1)  # that become one, and that projections have
+        shapes = {"fc": (hidden, states * hidden), "layers.0.self_attn.o_proj": (hidden, heads["q_proj"] * dim), "layers.0.mlp.down_proj": (hidden, wide)}
+        shapes |= {f"layers.0.self_attn.{name}": (count * dim, inputs * hidden) for name, count in heads.items()}
         shapes |= {f"layers.0.mlp.{name}_proj": (wide, hidden) for name in ("gate", "up")}
         (self.folder / "eagle").mkdir()
         kept = {name: config[name] for name in ("hidden_size", "intermediate_size", "head_dim", "num_attention_heads", "num_key_value_heads", "vocab_size",
                                                 "max_position_embeddings", "rms_norm_eps")}
         (self.folder / "eagle/config.json").write_text(json.dumps(kept | {
-            "architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 1, "hidden_act": "silu", "torch_dtype": "bfloat16"}))
-        tensors = {f"{name}.weight": 0.05 * torch.randn(shape) for name, shape in shapes.items()} | {"layers.0.post_attention_layernorm.weight": torch.ones(hidden)}
+            "architectures": ["LlamaForCausalLMEagle3" if third else "LlamaForCausalLM"], "draft_vocab_size": config["vocab_size"],
+            "eagle_aux_hidden_state_layer_ids": [1, 2, 3], "model_type": "llama", "num_hidden_layers": 1, "hidden_act": "silu", "torch_dtype": "bfloat16"}))
+        norms = ("layers.0.post_attention_layernorm", *("layers.0.input_layernorm", "layers.0.hidden_norm", "norm") * third)
+        tensors = {f"{name}.weight": 0.05 * torch.randn(shape) for name, shape in shapes.items()} | {f"{name}.weight": torch.ones(hidden) for name in norms}
+        if third:
+            tensors["lm_head.weight"] = 0.05 * torch.randn(config["vocab_size"], hidden)
         save_file({name: x.bfloat16() for name, x in tensors.items()}, self.folder / "eagle/model.safetensors")
         return self.folder / "eagle"
 
@@ -124,6 +129,9 @@ class FeaturesTest(ServedModel):
 
     def test_a_layer_that_drafts(self):
         self.check_drafts(1, method="eagle", model=str(self.eagle()))
+
+    def test_a_layer_that_drafts_of_several_states(self):
+        self.check_drafts(1, method="eagle3", model=str(self.eagle(third=True)))
 
     def test_keys_before_rope(self):
         """At half the bits, with requests that come again after others have taken their blocks' copies."""
@@ -155,7 +163,7 @@ class FeaturesTest(ServedModel):
         model_class = getattr(transformers, f"{name}ForCausalLM")
         model = model_class(model_class.config_class(
             vocab_size=2048, hidden_size=192, intermediate_size=512, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=2048,
-            sliding_window=128, initializer_range=0.08, bos_token_id=0, eos_token_id=0, pad_token_id=0, **others))
+            initializer_range=0.08, bos_token_id=0, eos_token_id=0, pad_token_id=0, **{"sliding_window": 128} | others))
         for layer in model.model.layers:
             if hasattr(layer, "self_attn"):
                 change(layer.self_attn)
@@ -163,10 +171,10 @@ class FeaturesTest(ServedModel):
         shutil.copy(MODEL / "tokenizer.json", self.folder / "hybrid")
         return self.folder / "hybrid"
 
-    def check_hybrid(self, model):
+    def check_hybrid(self, model, *options):
         """What is served is near a cache of two packed layers with short windows, and nearer than to an exact cache."""
         path = self.fitted(model, TOKENS.with_name("tokens_calib.npy"), sink=16, recent=64)
-        self.served("--max-num-batched-tokens", "512", model=model, OSCAR_KV_SET=str(path))
+        self.served("--max-num-batched-tokens", "512", *options, model=model, OSCAR_KV_SET=str(path))
         self.assertEqual(sum(map(int, re.findall(r"is served in (\d) layers", self.said()))), 2)
         print("figure: tokens of a GiB", self.cache_tokens(), flush=True)
         ids = np.load(TOKENS).reshape(-1).tolist()
@@ -177,6 +185,23 @@ class FeaturesTest(ServedModel):
         self.assertLess(found, self.difference(prompts, answers, None))
         self.assertLess(self.difference(prompts, self.complete_all(prompts), path), 0.06)  # of prefixes that are there
         self.assertGreater(self.metric("vllm:prefix_cache_hits_total"), 600)
+
+    def test_layers_for_tokens_after_the_next(self):
+        """GLM-4.5, whose checkpoints have a layer that drafts (MTP) behind the model's; here it is the last one again."""
+        import torch
+        from safetensors.torch import load_file, save_file
+
+        model = self.hybrid("Glm4Moe", sliding_window=None, num_hidden_layers=2, head_dim=64, n_routed_experts=2, num_experts_per_tok=2, n_group=1, topk_group=1,
+                            moe_intermediate_size=64, n_shared_experts=1, first_k_dense_replace=1, num_nextn_predict_layers=1)
+        tensors = load_file(model / "model.safetensors")
+        draft = {name.replace("layers.1.", "layers.2."): x.clone() for name, x in tensors.items() if "layers.1." in name}
+        draft |= {f"model.layers.2.{name}.weight": torch.ones(192).bfloat16() for name in ("enorm", "hnorm", "shared_head.norm")}
+        draft |= {"model.layers.2.eh_proj.weight": torch.eye(192).repeat(1, 2).bfloat16(),
+                  "model.layers.2.embed_tokens.weight": tensors["model.embed_tokens.weight"].clone(),
+                  "model.layers.2.shared_head.head.weight": tensors["lm_head.weight"].clone()}
+        save_file(tensors | draft, model / "model.safetensors", {"format": "pt"})
+        self.check_hybrid(model, "--speculative-config", '{"method": "mtp", "num_speculative_tokens": 1}')
+        self.assertGreater(self.metric("vllm:spec_decode_num_draft_tokens_total"), 60)
 
     def test_layers_with_sliding_windows(self):
         """Two of six read the whole text, as in Gemma 3."""
