@@ -57,7 +57,7 @@ class ServerTest(ServedModel):
         self.assertLess(self.difference(prompts, first, sample_set("coded")), 0.05)
         hits = self.metric("vllm:prefix_cache_hits_total")
         again = self.complete_all(prompts)
-        self.assertGreater(self.metric("vllm:prefix_cache_hits_total"), hits + 4000)
+        self.assertGreater(self.metric("vllm:prefix_cache_hits_total"), hits + 3000)
         self.assertLess(self.difference(prompts, again, sample_set("coded")), 0.05)
         self.check(sample_set("coded"), 0)
         self.check(sample_set("oscar"), 3)
@@ -71,6 +71,7 @@ class ServerTest(ServedModel):
         make_room(10300)
         alone = self.complete(prompts[0])
         self.assertNotEqual(alone, exact)  # its copies were gone
+        self.assertLess(self.difference(prompts[:1], [alone], sample_set("coded")), 0.05)  # and the last tokens of the prefix computed again
         for start, other in ((11300, prompts[4]), (12300, prompts[1])):
             make_room(start)
             self.complete(other)

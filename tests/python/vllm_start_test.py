@@ -51,6 +51,13 @@ class StartTest(unittest.TestCase):
             def update_block_size_for_backend(cls, vllm_config):
                 vllm_config.finished = True
 
+        class Scheduler:
+            def __init__(self, connector, hybrid):
+                space = types.SimpleNamespace
+                self.connector, self.vllm_config = connector, space(model_config=space(is_hybrid=hybrid))
+                coordinator = space(find_longest_cache_hit=lambda hashes, most: ([], min(640, most) // 32 * 32, 0))
+                self.kv_cache_manager = space(coordinator=coordinator)
+
         self.platform, names = Platform, enum.Enum("AttentionBackendEnum", {"FLASH_ATTN": "x", "CPU_ATTN": CPU, "CUSTOM": None})
         self.names = names
         module("vllm", __version__="0.99")
@@ -74,6 +81,7 @@ class StartTest(unittest.TestCase):
         module("vllm.config", cache=types.SimpleNamespace())  # of 0.32
         calls = iter(range(9))
         module("vllm.v1.attention.selector", _cached_get_attn_backend=functools.cache(lambda backend: next(calls)))
+        module("vllm.v1.core.sched.scheduler", Scheduler=Scheduler)
         module("vllm.compilation", backends=types.SimpleNamespace(model_tag="backbone"))
         module("vllm.v1.kv_cache_interface", KVQuantMode=enum.Enum("KVQuantMode", ["NONE", "CUSTOM"]))
         module("vllm.v1.attention.backend", AttentionBackend=type("AttentionBackend", (), {"customize_spec": 0}))
@@ -179,6 +187,16 @@ class StartTest(unittest.TestCase):
         self.assertEqual(self.configure(speculative=types.SimpleNamespace(method="eagle")), "served")
         selector = sys.modules["vllm.v1.attention.selector"]
         self.assertEqual([selector._cached_get_attn_backend(1) for _ in range(2)], [0, 1])  # each time anew
+
+    def test_prefixes_end_before_what_the_next_token_sees_exactly(self):
+        """Of 32-token blocks of a prefix of 640 tokens, those up to the last 255, unless a connector or a state comes with it."""
+        os.environ["OSCAR_KV_SET"] = str(sample_set("coded"))
+        for _ in range(2):
+            vllm_plugin.register()
+        for expected, longest, connector, hybrid in ((384, 700, None, False), (352, 639, None, False), (0, 200, None, False),
+                                                     (640, 700, object(), False), (640, 700, None, True)):
+            coordinator = sys.modules["vllm.v1.core.sched.scheduler"].Scheduler(connector, hybrid).kv_cache_manager.coordinator
+            self.assertEqual(coordinator.find_longest_cache_hit(None, longest), ([], expected, 0))
 
     def test_blocks_that_move(self):
         os.environ["OSCAR_KV_SET"] = str(sample_set("coded"))

@@ -17,7 +17,7 @@ import numpy as np
 
 from .program import set_path
 from .server import Place, ServerTap, Span, check_settings, is_wanted, starting
-from .vllm_start import KNOWN, LAYER, SERVING, name_cache, watch
+from .vllm_start import KNOWN, LAYER, SERVING, name_cache, served_set, watch
 
 _BACKENDS = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION", "CPU_ATTN")
 _MARK = "oscar_prompts"  # the attribute of a backend's metadata that has a step's Spans
@@ -90,6 +90,26 @@ def watch_scheduler(begin: Callable[[Any], None]) -> None:
         WorkerWrapperBase.oscar_watches.append(begin)
 
 
+def compute_windows_again() -> None:
+    """Lets vLLM's scheduler take so much of a cached prefix that a request computes what its first own token sees in the recent window again:
+    those exact rows may have made room for others. Not where a connector brings blocks, and these rows with them, nor in hybrids, whose
+    prefixes end at states."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    if "oscar_computes_again" in vars(Scheduler):
+        return
+    Scheduler.oscar_computes_again, make = True, Scheduler.__init__
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        coordinator, recent = self.kv_cache_manager.coordinator, served_set().windows[1]
+        find = coordinator.find_longest_cache_hit
+        if self.connector is None and not self.vllm_config.model_config.is_hybrid:
+            coordinator.find_longest_cache_hit = lambda hashes, most: find(hashes, max(find(hashes, most)[1] + 1 - recent, 0))
+
+    Scheduler.__init__ = __init__
+
+
 def register() -> None:
     """What vLLM calls in every process. Raises SystemExit with one line if it cannot be done as told."""
     with starting():
@@ -112,6 +132,7 @@ def _register(serves: bool) -> None:
         register_backend(AttentionBackendEnum[name], path)
     if serves:
         name_cache()
+        compute_windows_again()
     watch(current_platform, {} if serves else backends)
 
 
