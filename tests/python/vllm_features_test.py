@@ -118,7 +118,8 @@ class FeaturesTest(ServedModel):
         self.assertLess(self.difference(prompts, self.complete_all(prompts, 100), path), 0.05)
         accepted, drafted = (self.metric(f"vllm:spec_decode_num_{kind}_tokens_total") for kind in ("accepted", "draft"))
         tokens = self.cache_tokens()
-        print("figure: accepted", accepted, "of", drafted, "tokens of a GiB", tokens, flush=True)
+        for name, figure in (("drafted tokens", drafted), ("of which are taken", accepted), ("tokens of a GiB", tokens)):
+            print(f"figure: {name}: {figure}", flush=True)
         bytes_of_packed = GIB / 3_728_256  # of a token, as the test of a coded set has it
         self.assertLess(abs(tokens * (bytes_of_packed + layers * BF16_BYTES / 4) / GIB - 1), 0.01)
         return accepted / drafted
@@ -176,7 +177,7 @@ class FeaturesTest(ServedModel):
         path = self.fitted(model, TOKENS.with_name("tokens_calib.npy"), sink=16, recent=64)
         self.served("--max-num-batched-tokens", "512", *options, model=model, OSCAR_KV_SET=str(path))
         self.assertEqual(sum(map(int, re.findall(r"is served in (\d) layers", self.said()))), 2)
-        print("figure: tokens of a GiB", self.cache_tokens(), flush=True)
+        print("figure: tokens of a GiB:", self.cache_tokens(), flush=True)
         ids = np.load(TOKENS).reshape(-1).tolist()
         prompts = [ids[:700], ids[5000:5040], ids[9000:10000]]
         answers = self.complete_all(prompts)

@@ -73,7 +73,7 @@ class ServedModel(unittest.TestCase):
         self.assertEqual(sorted(order), list(range(len(prompts))))
         texts = oscar_kv.identity.describe_tokens([prompts[i][:length] for i, length in zip(order, lengths)])
         self.assertEqual([json.loads(rank["manifest"])["calibration"] for rank in ranks], [texts] * len(ranks))
-        print("figure: difference of rows", worst, flush=True)
+        print("figure: largest difference of rows:", worst, flush=True)
         return lengths, worst
 
     def environment(self):
@@ -176,7 +176,7 @@ class ServedModel(unittest.TestCase):
         differences = []
         for rows, (tokens, logs) in zip(self.expected(prompts, answers, path, change), answers):
             differences += (rows.gather(1, torch.tensor(tokens)[:, None])[:, 0] - torch.tensor(logs)).abs().tolist()
-        print("figure: difference", sum(differences) / len(differences), flush=True)
+        print(f"figure: difference from {'PackedCache' if path else 'an exact cache'}:", sum(differences) / len(differences), flush=True)
         return sum(differences) / len(differences)
 
     def assert_ends(self, expected, *options, **variables):
