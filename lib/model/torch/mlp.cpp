@@ -3,10 +3,10 @@
 #include <ATen/ops/argsort.h>
 #include <ATen/ops/bincount.h>
 #include <ATen/ops/clamp.h>
+#include <ATen/ops/clamp_min.h>
 #include <ATen/ops/expm1.h>
 #include <ATen/ops/floor_divide.h>
 #include <ATen/ops/gelu.h>
-#include <ATen/ops/relu.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/softmax.h>
@@ -37,7 +37,7 @@ at::Tensor xielu(const Weights& layer, const at::Tensor& x) {
   return at::where(x > 0, a * x * x, (at::expm1(negative) - x) * b) + kXieluSlope * x;
 }
 
-/// In the memory of `x`.
+/// In the memory of `x`. clamp_min_ is relu_, of which gradients would need the result, which what follows writes over.
 at::Tensor activated(const Weights& layer, at::Tensor x) {
   switch (layer.block().mlp.activation) {
     case Activation::kSilu:
@@ -45,11 +45,11 @@ at::Tensor activated(const Weights& layer, at::Tensor x) {
     case Activation::kGelu:
       return at::gelu_(x);
     case Activation::kRelu:
-      return at::relu_(x);
+      return at::clamp_min_(x, 0);
     case Activation::kGeluTanh:
       return at::gelu_(x, "tanh");
     case Activation::kSquaredRelu:
-      return at::relu_(x).square_();
+      return at::clamp_min_(x, 0).square_();
     case Activation::kXielu:
       return xielu(layer, x);
     case Activation::kClampedSwish:
@@ -185,7 +185,7 @@ std::unique_ptr<RoutedRows> route_rows(const Weights& layer, const at::Tensor& h
   rows->sum = by_rows(normed, [&](const at::Tensor& x) { return shared_experts(layer, x); }).to(at::kFloat);
   if (e.routed_norm.empty()) return rows;
   rows->shared = layer.norm(rows->sum, e.shared_norm);
-  rows->sum.zero_();
+  rows->sum = at::zeros_like(rows->sum);  // a new one: gradients need what the norm read
   return rows;
 }
 
