@@ -159,6 +159,15 @@ class StartTest(unittest.TestCase):
             self.platform.check_and_update_config(config)
             self.assertEqual(config.cache_config.block_size, expected)
 
+    def test_a_window_that_no_sequence_outgrows_is_none(self):
+        os.environ["OSCAR_KV_SET"] = str(sample_set("coded"))
+        vllm_plugin.register()
+        for window, expected in ((4096, None), (2048, None), (2047, 2047), (None, None)):
+            config = self.config(longest=2048)
+            config.cache_config.sliding_window = window
+            self.platform.check_and_update_config(config)
+            self.assertEqual(config.cache_config.sliding_window, expected)
+
     def test_compiled_graphs_get_a_name_of_their_own(self):
         os.environ["OSCAR_KV_SET"] = str(sample_set("coded"))
         vllm_plugin.register()

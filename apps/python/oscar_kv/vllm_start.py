@@ -156,6 +156,13 @@ def _is_draft(config: Any) -> bool:
     return getattr(config.model_config, "runner_type", None) == "draft"
 
 
+def _drop_unreached_window(config: Any) -> None:
+    """A sliding window of all layers that no sequence outgrows is none (Phi-4-mini, whose is twice its longest text)."""
+    cache = config.cache_config
+    if (getattr(cache, "sliding_window", None) or 0) >= config.model_config.max_model_len:
+        cache.sliding_window = None
+
+
 def _is_ours(selector: Any) -> bool:
     """Whether a layer that is being made reads the whole text, and is not one that drafts: a set is for those."""
     from vllm.compilation import backends
@@ -228,6 +235,7 @@ def watch(platform: Any, observed: dict[str, str]) -> None:
                 _part_compiled_graphs(vllm_config)
                 if vllm_config.speculative_config is not None:
                     _choose_for_each_layer()
+                _drop_unreached_window(vllm_config)
             if cache.cache_dtype == NAME:
                 cache.cache_dtype = "auto"  # of layers that have another backend; ours knows what it takes
 

@@ -43,8 +43,10 @@ class Compare:
         return bool(found) and int(found[1]) >= 8 and told in answer
 
 
-def build(name):
+def build(name, **others):
+    """others: members of the language model in place of those of tiny_models.py."""
     architecture, members = MODELS[name]
+    members = members | ({"text_config": members["text_config"] | others} if "text_config" in members else others)
     model_class = getattr(transformers, architecture)
     config = model_class.config_class(**{**COMMON, **members})
     config._attn_implementation = "eager"
