@@ -13,7 +13,7 @@ TABLES = [("quickstart_table.py", "quickstart.json", "tests/bench/README.md"),
             for model, name in (("qwen_", "main"), ("gemma_", "main"), ("smollm2_", "main"), ("", "domains"), ("", "positions")))]
 for script, kept, page, *options in TABLES:
     render = [sys.executable, "-B", ROOT / "tests/bench" / script, "--render", RESULTS / kept, *options]
-    table = subprocess.run(render, check=True, capture_output=True, text=True).stdout
+    table = subprocess.run(render, check=True, stdout=subprocess.PIPE, text=True).stdout
     if not table or table not in (ROOT / page).read_text():
         sys.exit(f"{page} lacks this table of {kept}:\n{table}")
     print(f"{kept}: {table.count(chr(10)) - 2} rows as in {page}")
