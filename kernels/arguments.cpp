@@ -7,7 +7,6 @@
 #include <numeric>
 #include <string>
 
-#include "base/check.hpp"
 #include "base/errors.hpp"
 #include "kernels/backend.hpp"
 #include "kernels/types.hpp"

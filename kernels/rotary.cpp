@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/check.hpp"
 #include "base/errors.hpp"
 #include "base/threads.hpp"
 

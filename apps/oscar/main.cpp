@@ -15,14 +15,12 @@
 
 #include <CLI/CLI.hpp>
 
-#include "base/clock.hpp"
 #include "base/errors.hpp"
 #include "base/files.hpp"
+#include "base/status.hpp"
 #include "base/text.hpp"
 #include "base/threads.hpp"
 #include "base/version.hpp"
-#include "command_line.hpp"
-#include "commands/commands.hpp"
 #include "console.hpp"
 #include "options.hpp"
 

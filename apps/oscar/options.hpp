@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: MIT
 // What every command gets: the common options, and where its talk goes. Options of several commands, how their values
 // are written, and what a command may not write.
+//
+// The command line as users meet it: the options that every command has, help, environment variables, and what is wrong
+// with a line that cannot be parsed. CLI11 does the work; its words stand in help and errors.
+// And one function per command, in pipeline order. Each only binds options and sets a callback; the callback opens
+// files and calls the library.
 #pragma once
 
 #include <chrono>
@@ -14,7 +19,7 @@
 
 #include "base/json.hpp"
 #include "base/status.hpp"
-#include "remote/network_places.hpp"
+#include "remote/hub.hpp"
 
 namespace oscar {
 
@@ -33,7 +38,7 @@ struct Context {
   /// About when the process began.
   std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();
   CommonOptions common;
-  /// The command line, for reports (command_text of command_line.hpp).
+  /// The command line, for reports (command_text).
   std::vector<std::string> arguments;
   /// What addresses lead to; registered by main.
   NetworkPlaces network;
@@ -75,5 +80,39 @@ CLI::Option* writes(CLI::Option* option);
 ///   - is a file that exists in a folder that the command reads, or any file in one whose manifest lists all its files.
 /// After parsing, before any work. A zoo's folder is not only read: its page may be written there.
 void refuse_to_write_inputs(const CLI::App& app);
+
+/// --device, --threads, --config, --progress, --quiet, --verbose, --version; they work before and after the command's
+/// name. Before any command is registered.
+void add_common_options(CLI::App& app, Context& context);
+
+/// Once all commands are registered: footers, numbers with units, and OSCAR_<NAME> for the options that every machine
+/// sets its own way.
+void finish_commands(CLI::App& app);
+
+/// Parses and, through the commands' callbacks, runs. Throws what the command throws, UsageError for a wrong command
+/// line, and CLI11's requests for help and version.
+void parse_and_run(CLI::App& app, const std::vector<std::string>& arguments);
+
+/// Returns the command that was named, as deep as it goes ("zoo tag"), or the program.
+[[nodiscard]] CLI::App& active_command(CLI::App& app);
+
+/// Tells the settings of the command that runs, as a configuration file would have them.
+void tell_settings(CLI::App& app, Status& status);
+
+/// "oscar verify 'my set' --model https://host/x": for a POSIX shell, without user names, passwords, queries and
+/// fragments of addresses. arguments: those after the
+/// program's name.
+[[nodiscard]] std::string command_text(const std::vector<std::string>& arguments);
+
+void register_dump(CLI::App& app, Context& context);
+void register_fit(CLI::App& app, Context& context);
+void register_verify(CLI::App& app, Context& context);
+void register_serve_env(CLI::App& app, Context& context);
+void register_serve_check(CLI::App& app, Context& context);
+void register_publish(CLI::App& app, Context& context);
+void register_pull(CLI::App& app, Context& context);
+void register_inspect(CLI::App& app, Context& context);
+void register_zoo(CLI::App& app, Context& context);
+void register_convert(CLI::App& app, Context& context);
 
 }  // namespace oscar

@@ -6,7 +6,6 @@
 
 #include "kernels/coded_turn.hpp"
 #include "kernels/reference/attention.hpp"
-#include "kernels/reference/stored_rows.hpp"
 #include "stable_torch.hpp"
 
 namespace oscar::operators::on_cpu {

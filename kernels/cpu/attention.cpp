@@ -5,7 +5,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "base/check.hpp"
+#include "base/errors.hpp"
 #include "base/exp.hpp"
 #include "base/threads.hpp"
 #include "kernels/cpu/mixed_attention.hpp"

@@ -7,10 +7,9 @@
 #include <span>
 #include <vector>
 
-#include "base/check.hpp"
+#include "base/errors.hpp"
 #include "base/exp.hpp"
 #include "base/threads.hpp"
-#include "base/vector_clones.hpp"
 #include "kernels/arguments.hpp"
 #include "kernels/cpu/mixed_attention.hpp"
 #include "kernels/cpu/ops.hpp"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include <fmt/format.h>
 
-#include "base/check.hpp"
+#include "base/errors.hpp"
 #include "base/threads.hpp"
 #include "kernels/backend.hpp"
 #include "kernels/cpu/ops.hpp"

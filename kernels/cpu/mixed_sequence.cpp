@@ -3,7 +3,7 @@
 #include <array>
 #include <memory>
 
-#include "base/check.hpp"
+#include "base/errors.hpp"
 #include "base/status.hpp"
 #include "base/threads.hpp"
 #include "kernels/arguments.hpp"

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "base/check.hpp"
+#include "base/errors.hpp"
 #include "kernels/cpu/product_tile.hpp"
 #include "kernels/products.hpp"
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "base/check.hpp"
+#include "base/errors.hpp"
 #include "base/threads.hpp"
 #include "kernels/cpu/ops.hpp"
 #include "kernels/cpu/products.hpp"

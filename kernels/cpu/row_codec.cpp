@@ -7,12 +7,12 @@
 #include <bit>
 #include <cmath>
 
-#include "base/check.hpp"
+#include "base/errors.hpp"
 #include "base/threads.hpp"
 #include "kernels/arguments.hpp"
 #include "kernels/cpu/ops.hpp"
 #include "kernels/reference/coded_row.hpp"
-#include "kernels/reference/packing.hpp"
+#include "kernels/reference/row_codec.hpp"
 
 namespace oscar::cpu {
 

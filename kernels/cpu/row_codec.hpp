@@ -47,7 +47,7 @@ class RowEncoder {
 void decode_row(std::span<const std::uint8_t> codes, std::span<const float> parameters, std::span<float> row);
 
 // The history of keys, or of values, of one sequence as a cache keeps it: packed rows in the bytes that servers read
-// (kernels/reference/packing.hpp defines them). A row is decoded when somebody reads it.
+// (kernels/reference/row_codec.hpp defines them). A row is decoded when somebody reads it.
 
 class PackedHistory {
  public:

@@ -164,7 +164,7 @@ class CodedTile {
 };
 
 // Norm and rotary embedding of keys for oscar_coded_pack(): the rows of a warp's tile, in place, with the bits of
-// kernels/reference/stored_rows.cpp (compiled without contraction).
+// kernels/reference/attention.cpp (compiled without contraction).
 
 [[nodiscard]] __host__ __device__ inline bool is_wanted(const oscar_norm_rope& p) {
   return p.norm_weight != nullptr || p.cos_sin != nullptr || p.rows.data != nullptr;

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/check.hpp"
+#include "base/errors.hpp"
 #include "kernels/cuda/device.hpp"
 #include "kernels/cuda/ingest.hpp"
 

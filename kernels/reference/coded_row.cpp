@@ -5,7 +5,7 @@
 #include <bit>
 #include <cmath>
 
-#include "base/check.hpp"
+#include "base/errors.hpp"
 #include "kernels/reference/row_codec.hpp"
 
 namespace oscar::reference {

@@ -3,8 +3,6 @@
 
 #include <cstdint>
 
-#include "base/vector_clones.hpp"
-
 namespace oscar {
 namespace {
 

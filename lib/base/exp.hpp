@@ -9,6 +9,14 @@
 #include <cstddef>
 #include <span>
 
+// For loops that are worth compiling for several instruction sets: the loader takes the best that the machine has.
+// Results stay the same, since the tree is built without fused multiply-adds.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define OSCAR_VECTOR_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define OSCAR_VECTOR_CLONES
+#endif
+
 namespace oscar {
 
 void exp_in_place(std::span<double> values);
@@ -16,7 +24,7 @@ void exp_in_place(std::span<float> values);
 
 /// Returns the highest of count > 0 values, none of them NaN. Maxima go side by side, as many as a processor's vectors
 /// hold; the function becomes part of its caller, which may be compiled for several instruction sets
-/// (base/vector_clones.hpp).
+/// (OSCAR_VECTOR_CLONES).
 template <class T>
 [[gnu::always_inline]] inline T highest_of(const T* values, std::size_t count) {
   constexpr std::size_t kLanes = 16;

@@ -4,7 +4,6 @@
 #include <unordered_set>
 #include <vector>
 
-#include "base/atomic_file.hpp"
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/places.hpp"

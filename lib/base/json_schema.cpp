@@ -7,7 +7,6 @@
 #include <valijson/validation_results.hpp>
 #include <valijson/validator.hpp>
 
-#include "base/check.hpp"
 #include "base/errors.hpp"
 #include "base/json.hpp"
 

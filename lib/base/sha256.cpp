@@ -5,7 +5,7 @@
 
 #include <array>
 
-#include "base/check.hpp"
+#include "base/errors.hpp"
 #include "base/files.hpp"
 
 namespace oscar {

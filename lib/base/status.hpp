@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 // The library reports events; the application decides what a human sees. Also the one place that knows about
-// interruption.
+// interruption, and how long something took.
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <string>
 
@@ -63,5 +64,10 @@ class StopScope {
  private:
   const std::atomic<bool>* outer_;
 };
+
+/// Wall time since `start`.
+[[nodiscard]] inline double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
 
 }  // namespace oscar

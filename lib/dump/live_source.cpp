@@ -6,7 +6,6 @@
 #include <future>
 #include <optional>
 
-#include "base/check.hpp"
 #include "base/errors.hpp"
 #include "model/tokenizer/tokens.hpp"
 

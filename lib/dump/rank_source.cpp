@@ -12,9 +12,7 @@
 #include "base/files.hpp"
 #include "base/sha256.hpp"
 #include "base/text.hpp"
-#include "dump/chunk_file.hpp"
 #include "dump/dump_index.hpp"
-#include "dump/server_file.hpp"
 #include "tensor/pt.hpp"
 
 namespace oscar {

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: MIT
-#include "fit/costs.hpp"
-
 #include <algorithm>
 #include <functional>
 #include <string>
 #include <utility>
 
+#include "fit/take.hpp"
 #include "measure/attention/attention_metrics.hpp"
 #include "measure/keys_read.hpp"
-#include "measure/predictions/model_data.hpp"
+#include "measure/predictions/model_metrics.hpp"
 #include "model/tokenizer/tokens.hpp"
 #include "tensor/safetensors.hpp"
 

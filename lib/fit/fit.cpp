@@ -9,7 +9,6 @@
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/text.hpp"
-#include "fit/part_fits.hpp"
 #include "fit/take.hpp"
 
 namespace oscar {

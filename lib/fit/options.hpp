@@ -30,7 +30,7 @@ struct FitOptions {
   std::string granularity;
   /// Recipes oscar and stretch: subtract the mean key of each head from every key.
   bool center = false;
-  /// Recipe stretch: see method/stretch.hpp.
+  /// Recipe stretch: see method/solve.hpp.
   double stretch_power = 1, stretch_lambda = 1e-2;
   // All rotations.
   /// How rows become codes: minmax, as servers do; or lloyd-max, OSCAR's published option.

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
-#include "fit/partial_folder.hpp"
-
 #include "base/errors.hpp"
 #include "base/files.hpp"
+#include "fit/take.hpp"
 #include "tensor/safetensors.hpp"
 
 namespace oscar {

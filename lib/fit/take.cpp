@@ -13,7 +13,7 @@
 #include "base/version.hpp"
 #include "dump/source.hpp"
 #include "measure/attention/attention_metrics.hpp"
-#include "method/coded_basis.hpp"
+#include "method/coded_levels.hpp"
 #include "model/tokenizer/tokens.hpp"
 #include "moments/take.hpp"
 

@@ -9,7 +9,7 @@
 
 #include "base/json.hpp"
 #include "kernels/types.hpp"
-#include "measure/predictions/model_data.hpp"
+#include "measure/predictions/model_metrics.hpp"
 
 namespace oscar {
 

@@ -5,7 +5,6 @@
 #include <bit>
 #include <memory>
 
-#include "base/check.hpp"
 #include "base/errors.hpp"
 #include "base/threads.hpp"
 #include "kernels/backend.hpp"

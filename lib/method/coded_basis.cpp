@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include "method/coded_basis.hpp"
-
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -10,9 +8,9 @@
 #include <string>
 #include <tuple>
 
-#include "base/check.hpp"
 #include "base/errors.hpp"
-#include "method/spectrum.hpp"
+#include "method/coded_levels.hpp"
+#include "method/compose.hpp"
 
 namespace oscar {
 namespace {

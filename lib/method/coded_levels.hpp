@@ -1,4 +1,10 @@
 // SPDX-License-Identifier: MIT
+// The basis in which keys, or values, of the coded cache are stored: channels are uncorrelated there, and the error
+// that attention makes is the plain sum of squared errors of channels (a Karhunen-Loeve transform in the metric of what
+// reads). With A the metric and B the covariance,
+//   A^1/2 B A^1/2 = E diag(lambda) E^T, lambda descending;   write side W = A^1/2 E, read side R = A^-1/2 E, W R^T = I
+// Metrics and covariances are those of one KV head, over the history that is quantised.
+//
 // How many levels each channel of a coded cache gets. A channel of variance lambda with L levels costs log2 L bits and
 // leaves an expected squared error of weight lambda D(L), where D(L) is the error of the best quantiser with L levels
 // of a unit Gaussian, and kDroppedError for a channel that is not stored. Blocks of 8 neighbouring channels get the
@@ -6,15 +12,80 @@
 // spend bits a head takes the one of least error plus price times cost, which is its bits and what its operands weigh
 // in a decode kernel, at the least price that the budget allows (Shoham and Gersho, 1988); what is left of the budget
 // goes to the steps that take away most error a bit.
+//
+// From rows and levels to the formats of one side of a coded layer. A grid is a channel's standard deviation sigma and
+// the distance of its levels, step, chosen on calibration rows so that static grids fit rows whose scale the packed row
+// carries (kernels/reference/coded_row.hpp).
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "kernels/backend.hpp"
+#include "kernels/rotary.hpp"
+#include "kernels/types.hpp"
+#include "set/set.hpp"
+
 namespace oscar {
+
+/// How much of what any text may ask for stands beside what errors cost on the calibration's: next to what the softmax
+/// feels, and next to what a model's predictions feel.
+inline constexpr double kPlainQueryPart = 0.3, kPlainCostPart = 0.1;
+/// Added to a metric, as a part of its mean eigenvalue.
+inline constexpr double kMetricFloor = 1e-4;
+
+struct CodedBasis {
+  Transform transform;                // one pair of matrices per KV head; the mean of keys
+  std::vector<double> lambda;         // (heads, d): variances of the channels, descending
+  std::optional<Rotary> rotary = {};  // of keys before RoPE, whose matrices are block diagonal over its pairs
+};
+
+/// Returns the basis of keys. With m(X) the mean of X's diagonal,
+/// A = m(C) (C / m(C) + plain_part C_Q / m(C_Q)) + kMetricFloor m(A) I.
+///
+/// cost is C: e C e^T is what an error e of a key costs, up to a factor. queries is C_Q, their second moment. Both are
+/// (heads, d, d). fisher has the moments of the keys that are read: key / weight and key_sum / weight. centred: the
+/// mean of these is subtracted from every key; else there is none, and the second moment stands in the place of the
+/// covariance. Throws NumericalError if errors of a head cost nothing, if an entry is not finite or if keys do not
+/// vary.
+[[nodiscard]] CodedBasis coded_key_basis(const MatrixStack& cost, const MatrixStack& queries, double plain_part,
+                                         const FisherSums& fisher, bool centred, Backend& backend);
+
+/// Queries and keys are also `from` to `to` positions further apart than where a metric was taken. `part` of the metric
+/// is its mean over these distances; the rest is as it was taken.
+struct Distances {
+  double from = 0, to = 0, part = 1;
+};
+
+/// Returns the basis of keys before RoPE, of each pair of channels that turn together alone, so that a reader needs no
+/// product with a matrix between turning and the query. On each pair it is that of coded_key_basis(), with the plain
+/// part's mean over both channels, and always centred: readers add the mean before they turn. Throws NumericalError as
+/// coded_key_basis() does.
+///
+/// cost: of errors of keys before RoPE. fisher: base_key and base_key_sum are read, and weight.
+[[nodiscard]] CodedBasis coded_pair_basis(const MatrixStack& cost, const MatrixStack& queries, double plain_part,
+                                          const FisherSums& fisher, const Rotary& rotary, Distances distances);
+
+/// Returns the basis of values, with A = cost + (plain_part + kMetricFloor) m(cost) I and B = weighted m(plain) /
+/// m(weighted).
+///
+/// cost: e cost e^T is what an error e of a value costs, up to a factor. weighted is sum_j (sum_q p_qj^2) v_j^T v_j,
+/// and plain the mean of v_j^T v_j. All are (heads, d, d). Throws NumericalError if an entry is not finite or values
+/// are all zero.
+[[nodiscard]] CodedBasis coded_value_basis(const MatrixStack& cost, double plain_part, const MatrixStack& weighted,
+                                           const MatrixStack& plain, Backend& backend);
+
+/// Puts channel order[i] of each head in place i. order: (heads, d).
+void reorder(CodedBasis& basis, std::span<const int> order);
+
+/// Turns channels of equal levels among each other by Hadamard matrices, in pieces of powers of two, so that each is
+/// nearly Gaussian. Levels: (heads, d), equal ones side by side; channels of one level stay. lambda keeps the variances
+/// before the turn.
+void mix_equal_levels(CodedBasis& basis, std::span<const int> levels);
 
 /// What a channel without bits costs, as a multiple of its variance. Errors of quantisers are noise, which averages out
 /// over the rows that attention adds up; what a dropped channel lacks is alike in neighbouring rows and adds up. On two
@@ -62,5 +133,23 @@ inline constexpr std::array<double, 2> kOperandBits{0.25, 0.5};
 
 /// The expected squared error of a head's code, without its weight: the sum of lambda_i D(L_i). Both in the same order.
 [[nodiscard]] double expected_error(std::span<const double> lambda, std::span<const int> levels);
+
+/// The grids of one KV head's keys, or values.
+struct CodedGrid {
+  std::vector<float> sigma;  // (d): root mean square of the channel over all rows; 0 where it has one level
+  std::vector<float> step;   // (d): distance of two levels at scale 1; 0 where it has one level
+};
+
+/// rows: (n, d) in coded coordinates. levels: (d). The step of a channel is the one of 51 factors around that of a
+/// Gaussian which has the least squared error over the rows, each divided by its class's scale and weighted by the
+/// square of that. Throws NumericalError that names a channel which is constantly zero although it has levels.
+[[nodiscard]] CodedGrid fit_grid(std::span<const float> rows, std::span<const int> levels);
+
+/// Returns the side with these levels: channels are reordered, equal levels mixed (coordinates of pairs of channels are
+/// not, and stay apart), grids fitted to the rows, and all numbers rounded to float32. rows: of each KV head (n, d), in
+/// native coordinates; of keys before RoPE, turned back. Throws NumericalError that names a channel with levels which
+/// is constantly zero.
+[[nodiscard]] CodedSide coded_side(CodedBasis basis, const std::vector<std::vector<float>>& rows,
+                                   const CodedLevels& levels);
 
 }  // namespace oscar

@@ -10,7 +10,7 @@
 #include "base/status.hpp"
 #include "base/text.hpp"
 #include "base/threads.hpp"
-#include "dump/chunk_file.hpp"
+#include "dump/dump_index.hpp"
 #include "moments/statistics_file.hpp"
 
 namespace oscar {

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "base/errors.hpp"
-#include "base/vector_clones.hpp"
+#include "base/exp.hpp"
 #include "moments/statistics_file.hpp"
 
 namespace oscar {

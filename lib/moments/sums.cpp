@@ -7,7 +7,6 @@
 #include <functional>
 #include <string>
 
-#include "base/check.hpp"
 #include "base/errors.hpp"
 
 namespace oscar {

@@ -9,8 +9,8 @@
 #include <memory>
 #include <string>
 
-#include "base/check.hpp"
-#include "remote/location.hpp"
+#include "base/errors.hpp"
+#include "remote/transport.hpp"
 
 namespace oscar {
 

@@ -2,15 +2,20 @@
 // Texts and stretches of files out of a transport that may fail, all at the same time. Transient failures are tried
 // again from where they happened, a few times, with growing pauses; a file must stay the one that its first answer came
 // from.
+//
+// One HTTP call with an answer to look at: what uploads and programming interfaces need. Any status is an answer; lost
+// connections and busy servers are tried again as downloads are.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <mutex>
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "base/status.hpp"
 #include "remote/transport.hpp"
@@ -82,5 +87,23 @@ struct RangeRequest {
 /// RemoteObject::learn() and fetch_all() throw, DataError.
 void read_ranges(Transport& transport, std::span<const RangeRequest> requests, const TransferOptions& options,
                  Status& status);
+
+/// Redirects of a GET are followed; of a call that changes something only those that keep its method (307, 308).
+struct HttpCall {
+  std::string method, url;  // GET, PUT or POST; the url in full
+  std::vector<std::string> headers;
+  std::string text;            // the body, or
+  std::filesystem::path file;  // a file that is the body; its size may not change
+  bool authorize = true;       // send what the location's host may know
+};
+
+struct HttpAnswer {
+  long status = 0;
+  std::string body;  // up to kMaxDocumentBytes
+};
+
+/// Throws TransportError, IoError, Interrupted.
+[[nodiscard]] HttpAnswer call_http(const StoreLocation& location, const HttpCall& call, const TransferOptions& options,
+                                   Status& status);
 
 }  // namespace oscar

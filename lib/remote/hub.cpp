@@ -2,14 +2,14 @@
 #include "remote/hub.hpp"
 
 #include <algorithm>
-#include <filesystem>
 #include <fstream>
 #include <string_view>
 
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/text.hpp"
-#include "remote/curl_call.hpp"
+#include "remote/fetch.hpp"
+#include "remote/transport.hpp"
 
 namespace oscar {
 namespace {
@@ -72,6 +72,35 @@ StoreLocation files_at(const HubAddress& address) {
   return hub;
 }
 
+/// Of a document that is read whole: tokenizers and indexes of large models have tens of MB.
+constexpr std::uint64_t kMaxTextBytes = std::uint64_t{1} << 30;
+
+const AskedFor kAsked{"", "give hf://ORG/NAME, http://HOST/PATH or https://HOST/PATH"};
+const AskedFor kAskedHub{"", "write hf://ORG/NAME or hf://ORG/NAME@REVISION"};
+
+/// "https://host/a/b" -> {"https://host", "a/b"}
+struct Address {
+  std::string origin, path;
+  explicit Address(const std::string& text) {
+    const auto slash = std::min(text.find('/', text.find("://") + 3), text.size());
+    origin = text.substr(0, slash);
+    path = text.substr(std::min(slash + 1, text.size()));
+  }
+};
+
+/// The address that HubAddress::place() gave, with whatever names were appended.
+HubAddress hub_address_of_place(const std::string& place) {
+  HubAddress address;
+  const std::string rest = place.substr(kHubScheme.size());
+  const auto end = end_of_repository(rest);
+  const std::string pinned = rest.substr(0, end);
+  const auto at = pinned.find('@');
+  address.repository = pinned.substr(0, at);
+  if (at != std::string::npos) address.revision = percent_decoded(pinned.substr(at + 1), {});
+  if (end < rest.size()) address.folder = rest.substr(end + 1);
+  return address;
+}
+
 }  // namespace
 
 std::string HubAddress::text() const {
@@ -104,18 +133,6 @@ HubAddress parse_hub_address(const std::string& text, const AskedFor& asked) {
                     is_safe_relative_path(address.revision);
   if (good) return address;
   throw UsageError("\"" + text + "\" is not an address on the Hugging Face Hub", asked.option, asked.remedy);
-}
-
-HubAddress hub_address_of_place(const std::string& place) {
-  HubAddress address;
-  const std::string rest = place.substr(kHubScheme.size());
-  const auto end = end_of_repository(rest);
-  const std::string pinned = rest.substr(0, end);
-  const auto at = pinned.find('@');
-  address.repository = pinned.substr(0, at);
-  if (at != std::string::npos) address.revision = percent_decoded(pinned.substr(at + 1), {});
-  if (end < rest.size()) address.folder = rest.substr(end + 1);
-  return address;
 }
 
 bool is_git_hash(const std::string& text) {
@@ -170,20 +187,115 @@ HubRepository ask_hub(const HubAddress& address, const TransferOptions& options,
                   "give a branch, a tag or a whole commit that its page at the hub lists");
 }
 
-HubServer::HubServer(HubRepository repository, const TransferOptions& options, Status& status)
-    : Server(files_at(repository.pinned), options, status), repository_(std::move(repository)) {}
+/// A repository as a server of its files.
+class HubServer : public Server {
+ public:
+  HubServer(HubRepository repository, const TransferOptions& options, Status& status)
+      : Server(files_at(repository.pinned), options, status), repository_(std::move(repository)) {}
 
-DataError HubServer::missing(const std::string& where) const {
-  const auto is_weights = [](const std::string& file) { return file.ends_with(".safetensors"); };
-  if (is_weights(where) && repository_.files && !any_file(*repository_.files, is_weights)) {
-    return DataError("the repository has no weights in safetensors format", repository_.pinned.text(),
-                     "name one that has, or save the checkpoint in that format, with save_pretrained of transformers");
+  [[nodiscard]] const std::string& commit() const noexcept { return repository_.pinned.revision; }
+
+ protected:
+  [[nodiscard]] DataError missing(const std::string& where) const override {
+    const auto is_weights = [](const std::string& file) { return file.ends_with(".safetensors"); };
+    if (is_weights(where) && repository_.files && !any_file(*repository_.files, is_weights)) {
+      return DataError(
+          "the repository has no weights in safetensors format", repository_.pinned.text(),
+          "name one that has, or save the checkpoint in that format, with save_pretrained of transformers");
+    }
+    return DataError("the repository has no such file", where, "check the name, and what the repository holds");
   }
-  return DataError("the repository has no such file", where, "check the name, and what the repository holds");
+
+  void explain_denied(const Denied& error) const override {
+    refuse_denied(error.what(), repository_.pinned, !hub_endpoint().bearer_token.empty());
+  }
+
+ private:
+  const HubRepository repository_;
+};
+
+NetworkPlaces::NetworkPlaces(const TransferOptions& options) : options_(options) {}
+NetworkPlaces::~NetworkPlaces() = default;
+
+void NetworkPlaces::talk_to(Status& status) { status_ = &status; }
+
+fs::path NetworkPlaces::settle(const std::string& place) {
+  if (is_hub_address(place)) return parse_hub_address(place, kAskedHub).place();
+  return parse_location(place, kAsked).url;
 }
 
-void HubServer::explain_denied(const Denied& error) const {
-  refuse_denied(error.what(), repository_.pinned, !hub_endpoint().bearer_token.empty());
+std::pair<Server*, std::string> NetworkPlaces::find(const fs::path& place) {
+  if (is_hub_address(place.string())) {
+    const HubAddress address = hub_address_of_place(place.string());
+    if (!address.folder.empty() && !is_safe_relative_path(address.folder)) {  // as a name in an index could say
+      throw UsageError("the address leads out of its repository", address.repository, kAskedHub.remedy);
+    }
+    return {&find_repository(address), address.folder};
+  }
+  const Address address(place.string());
+  const std::lock_guard lock(mutex_);
+  std::unique_ptr<Server>& server = servers_[address.origin];
+  if (server == nullptr) {
+    server = std::make_unique<Server>(parse_location(address.origin, kAsked), options_, *status_);
+  }
+  std::string path = percent_decoded(address.path, kAsked);
+  if (("/" + path + "/").find("/../") != std::string::npos) {  // as a name in an index could say
+    throw UsageError("the address leads out of its folder", address.origin, kAsked.remedy);
+  }
+  return {server.get(), std::move(path)};
+}
+
+HubServer& NetworkPlaces::find_repository(const HubAddress& address) {
+  HubAddress whole = address;
+  whole.folder.clear();
+  const std::lock_guard lock(mutex_);  // others that ask for a file there need the commit, too
+  std::unique_ptr<HubServer>& server = repositories_[whole.text()];
+  if (server == nullptr) server = std::make_unique<HubServer>(ask_hub(whole, options_, *status_), options_, *status_);
+  return *server;
+}
+
+std::optional<Publication> NetworkPlaces::publication(const fs::path& folder) {
+  if (!is_hub_address(folder.string())) return std::nullopt;
+  const HubAddress address = hub_address_of_place(folder.string());
+  if (!address.folder.empty()) return std::nullopt;
+  return Publication{address.repository, find_repository(address).commit()};
+}
+
+std::optional<std::string> NetworkPlaces::take_kept(const fs::path& file) {
+  const std::lock_guard lock(mutex_);
+  if (kept_.first != file) return std::nullopt;
+  return std::exchange(kept_, {}).second;
+}
+
+bool NetworkPlaces::exists(const fs::path& file) {
+  std::optional<std::string> text = optional_text(file);
+  if (!text) return false;
+  const std::lock_guard lock(mutex_);
+  kept_ = {file, std::move(*text)};
+  return true;
+}
+
+std::string NetworkPlaces::text(const fs::path& file) {
+  if (std::optional<std::string> kept = take_kept(file)) return std::move(*kept);
+  const auto [server, path] = find(file);
+  return server->text(path, kMaxTextBytes);
+}
+
+std::optional<std::string> NetworkPlaces::optional_text(const fs::path& file) {
+  if (std::optional<std::string> kept = take_kept(file)) return kept;
+  const auto [server, path] = find(file);
+  return server->optional_text(path, kMaxTextBytes);
+}
+
+std::unique_ptr<PlacedFile> NetworkPlaces::open(const fs::path& file) {
+  const auto [server, path] = find(file);
+  return std::make_unique<RemoteFile>(*server, path);
+}
+
+void NetworkPlaces::read(std::span<const FilePart> parts) {
+  RemoteReads reads;
+  for (const FilePart& part : parts) part.file->add_to(reads, part.offset, part.to);
+  for (const auto& [server, requests] : reads.by_server) server->read(requests);
 }
 
 }  // namespace oscar

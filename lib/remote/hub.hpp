@@ -3,12 +3,23 @@
 // and a repository as a server of files. The hub is asked once which commit a branch or tag is; all files are of that
 // commit, whatever is pushed meanwhile. HF_ENDPOINT names another hub. The token in HF_TOKEN, or the one that
 // `hf auth login` keeps in a file, is sent to the hub and to nobody else. Non-goal: the xet protocol.
+//
+// Addresses as places: hf://ORG/REPO[@REVISION] and http(s)://HOST/PATH. Servers and
+// their connections are kept for the process's life, and so is the commit that a revision was when it was first asked
+// for.
 #pragma once
 
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "base/json.hpp"
+#include "base/places.hpp"
+#include "base/status.hpp"
 #include "remote/server.hpp"
 
 namespace oscar {
@@ -30,9 +41,6 @@ struct HubAddress {
 [[nodiscard]] HubAddress parse_hub_address(const std::string& text,
                                            const AskedFor& asked = {
                                                "NAME", "write hf://ORG/REPO/FOLDER or hf://ORG/REPO/FOLDER@REVISION"});
-/// The address that HubAddress::place() gave, with whatever names were appended.
-[[nodiscard]] HubAddress hub_address_of_place(const std::string& place);
-
 /// 40 hexadecimal digits: what git calls a commit, or a file's content.
 [[nodiscard]] bool is_git_hash(const std::string& text);
 
@@ -53,19 +61,39 @@ struct HubRepository {
 /// Interrupted.
 [[nodiscard]] HubRepository ask_hub(const HubAddress& address, const TransferOptions& options, Status& status);
 
-/// A repository as a server of its files.
-class HubServer : public Server {
+class HubServer;
+
+class NetworkPlaces : public RemotePlaces {
  public:
-  HubServer(HubRepository repository, const TransferOptions& options, Status& status);
+  explicit NetworkPlaces(const TransferOptions& options = {});
+  ~NetworkPlaces() override;
 
-  [[nodiscard]] const std::string& commit() const noexcept { return repository_.pinned.revision; }
+  /// Says who hears what servers have to say from now on; `status` must outlive this. Called before the first request.
+  void talk_to(Status& status);
 
- protected:
-  [[nodiscard]] DataError missing(const std::string& where) const override;
-  void explain_denied(const Denied& error) const override;
+  [[nodiscard]] std::filesystem::path settle(const std::string& place) override;
+  [[nodiscard]] std::string text(const std::filesystem::path& file) override;
+  [[nodiscard]] std::optional<std::string> optional_text(const std::filesystem::path& file) override;
+  [[nodiscard]] bool exists(const std::filesystem::path& file) override;
+  [[nodiscard]] std::optional<Publication> publication(const std::filesystem::path& folder) override;
+  [[nodiscard]] std::unique_ptr<PlacedFile> open(const std::filesystem::path& file) override;
+  void read(std::span<const FilePart> parts) override;
 
  private:
-  const HubRepository repository_;
+  /// The server of an address, and the path there.
+  [[nodiscard]] std::pair<Server*, std::string> find(const std::filesystem::path& place);
+  /// Returns the repository of an address on the hub, which is asked for its commit when it is new.
+  [[nodiscard]] HubServer& find_repository(const HubAddress& address);
+  /// Returns the text that exists() has kept, if it is of this file.
+  [[nodiscard]] std::optional<std::string> take_kept(const std::filesystem::path& file);
+
+  TransferOptions options_;
+  Status silent_;
+  Status* status_ = &silent_;
+  std::mutex mutex_;
+  std::pair<std::filesystem::path, std::string> kept_;              // a text that exists() has fetched
+  std::map<std::string, std::unique_ptr<Server>> servers_;          // by "scheme://host"
+  std::map<std::string, std::unique_ptr<HubServer>> repositories_;  // by "hf://ORG/REPO@REVISION"
 };
 
 }  // namespace oscar

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: MIT
-#include "serve/served_answers.hpp"
-
 #include <algorithm>
 #include <span>
 
 #include "base/errors.hpp"
 #include "base/text.hpp"
 #include "model/tokenizer/tokenizer.hpp"
+#include "serve/serve_check.hpp"
 
 namespace oscar::serve {
 namespace {

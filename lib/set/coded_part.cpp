@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include "set/coded_part.hpp"
-
 #include <fmt/format.h>
 
 #include <cmath>
@@ -9,6 +7,7 @@
 
 #include "base/errors.hpp"
 #include "kernels/reference/coded_row.hpp"
+#include "set/set.hpp"
 #include "tensor/safetensors.hpp"
 
 namespace oscar {

@@ -6,7 +6,6 @@
 #include <iterator>
 #include <set>
 
-#include "base/atomic_file.hpp"
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/text.hpp"

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include "set/one_truth.hpp"
-
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -15,6 +13,7 @@
 #include "set/manifest.hpp"
 #include "set/serve_env.hpp"
 #include "set/set_file.hpp"
+#include "set/set_folder.hpp"
 
 namespace oscar {
 namespace {

@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "set/manifest.hpp"
 #include "set/set.hpp"
-#include "set/verdict.hpp"
 
 namespace oscar {
 

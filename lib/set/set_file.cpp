@@ -11,7 +11,7 @@
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "set/manifest.hpp"
-#include "set/one_truth.hpp"
+#include "set/set_folder.hpp"
 #include "tensor/hdf5.hpp"
 #include "tensor/safetensors.hpp"
 

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: MIT
 #include "set/set_folder.hpp"
 
-#include "base/atomic_file.hpp"
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/threads.hpp"
 #include "set/manifest.hpp"
-#include "set/one_truth.hpp"
 #include "set/serve_env.hpp"
 #include "set/set_file.hpp"
 

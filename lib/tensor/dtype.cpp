@@ -7,8 +7,8 @@
 #include <string>
 
 #include "base/errors.hpp"
+#include "base/exp.hpp"
 #include "base/text.hpp"
-#include "base/vector_clones.hpp"
 
 namespace oscar {
 namespace {

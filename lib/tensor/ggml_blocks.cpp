@@ -5,7 +5,7 @@
 #include <array>
 #include <bit>
 
-#include "base/check.hpp"
+#include "base/errors.hpp"
 #include "tensor/dtype.hpp"
 
 namespace oscar {

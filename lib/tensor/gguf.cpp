@@ -10,9 +10,8 @@
 #include <functional>
 #include <set>
 
-#include "base/atomic_file.hpp"
-#include "base/check.hpp"
 #include "base/errors.hpp"
+#include "base/files.hpp"
 #include "tensor/ggml_blocks.hpp"
 
 namespace oscar {

@@ -7,8 +7,6 @@
 #include <array>
 #include <utility>
 
-#include "base/atomic_file.hpp"
-#include "base/check.hpp"
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/threads.hpp"

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include "tensor/pickle.hpp"
-
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -9,6 +7,7 @@
 #include <variant>
 
 #include "base/errors.hpp"
+#include "tensor/pt.hpp"
 
 namespace oscar {
 namespace {

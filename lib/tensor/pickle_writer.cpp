@@ -4,8 +4,8 @@
 #include <bit>
 #include <string_view>
 
-#include "base/check.hpp"
-#include "tensor/pickle.hpp"
+#include "base/errors.hpp"
+#include "tensor/pt.hpp"
 
 namespace oscar {
 namespace {

@@ -7,9 +7,8 @@
 #include <limits>
 #include <string_view>
 
-#include "base/atomic_file.hpp"
-#include "base/check.hpp"
 #include "base/errors.hpp"
+#include "base/files.hpp"
 #include "base/json.hpp"
 #include "base/sha256.hpp"
 

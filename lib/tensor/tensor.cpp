@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/check.hpp"
 #include "base/errors.hpp"
 
 namespace oscar {

@@ -6,7 +6,7 @@
 #include <numeric>
 #include <utility>
 
-#include "base/check.hpp"
+#include "base/errors.hpp"
 #include "dump/source.hpp"
 
 namespace oscar::verify {

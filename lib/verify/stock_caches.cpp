@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include "verify/stock_caches.hpp"
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -14,6 +12,7 @@
 #include "measure/peers/baselines.hpp"
 #include "measure/peers/quantizers.hpp"
 #include "verify/measure_source.hpp"
+#include "verify/verify.hpp"
 
 namespace oscar {
 namespace verify {

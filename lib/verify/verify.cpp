@@ -13,8 +13,7 @@
 #include "measure/peers/baselines.hpp"
 #include "model/tokenizer/tokens.hpp"
 #include "verify/measure_source.hpp"
-#include "verify/structure/checks.hpp"
-#include "verify/verdict/measured_text.hpp"
+#include "verify/structure/subject.hpp"
 #include "verify/verdict/verdict.hpp"
 
 namespace oscar::verify {

@@ -1,15 +1,22 @@
 // SPDX-License-Identifier: MIT
 // Sets that were pulled before. sets/<manifest sha256>/ holds a set, named by its content; names/ remembers which
 // content a zoo gave for a name, so that the same pull again needs no network; locks/ lets two pulls at once fetch
-// once; partial/ holds what an interrupted pull had fetched; signatures/ and keys/ serve signatures.hpp. And the locks
-// between processes, which zoos in folders have, too. Non-goal: eviction; the folder can be deleted at any time.
+// once; partial/ holds what an interrupted pull had fetched; signatures/ and keys/ serve set_manifest.hpp. And the
+// locks between processes, which zoos in folders have, too. Non-goal: eviction; the folder can be deleted at any time.
+//
+// Files of known size and hash onto disk, out of a transport that may fail. Whatever does not match is refused, and no
+// more is written than was announced.
 #pragma once
 
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/files.hpp"
+#include "base/status.hpp"
+#include "remote/fetch.hpp"
+#include "zoo/set_manifest.hpp"
 
 namespace oscar {
 
@@ -43,5 +50,20 @@ class SetCache {
   [[nodiscard]] std::filesystem::path record_file(const std::string& zoo, const std::string& name) const;
   std::filesystem::path root_;
 };
+
+struct FetchOptions {
+  TransferOptions transfer;
+  /// Keep what an earlier attempt left in the folder, and ask for the rest only.
+  bool resume = false;
+};
+
+/// Writes these files into `folder` (a folder under construction), each checked. prefix: their place in the zoo, "" if
+/// the transport's root is it. Throws TransportError, IoError, Interrupted.
+void fetch_files(Transport& transport, const std::string& prefix, std::vector<FileDigest> files,
+                 const std::filesystem::path& folder, const FetchOptions& options, Status& status);
+
+/// The set's files and its manifest.json into `folder`.
+void fetch_set(Transport& transport, const std::string& prefix, const SetManifest& manifest,
+               const std::filesystem::path& folder, const FetchOptions& options, Status& status);
 
 }  // namespace oscar

@@ -8,8 +8,8 @@
 #include "set/convert.hpp"
 #include "set/names.hpp"
 #include "set/set_folder.hpp"
-#include "zoo/name.hpp"
-#include "zoo/signatures.hpp"
+#include "zoo/index.hpp"
+#include "zoo/set_manifest.hpp"
 
 namespace oscar {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "base/json.hpp"
 #include "base/status.hpp"
-#include "remote/curl_call.hpp"
+#include "remote/fetch.hpp"
 #include "remote/hub.hpp"
 #include "zoo/set_manifest.hpp"
 

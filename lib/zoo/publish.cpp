@@ -10,18 +10,15 @@
 #include <random>
 #include <thread>
 
-#include "base/atomic_file.hpp"
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/sha256.hpp"
 #include "set/manifest.hpp"
 #include "set/set.hpp"
 #include "zoo/cache.hpp"
-#include "zoo/download.hpp"
 #include "zoo/hub.hpp"
 #include "zoo/list.hpp"
 #include "zoo/set_manifest.hpp"
-#include "zoo/signatures.hpp"
 
 namespace oscar {
 namespace {
@@ -135,13 +132,13 @@ std::string signature_of(const PublishOptions& options, const SetManifest& manif
 }
 
 /// What is to be published, and the rules about it, wherever it goes.
-struct Publication {
+struct ToPublish {
   const PublishOptions& options;
   Status& status;
   SetName name;
   SetManifest manifest;
 
-  Publication(const PublishOptions& options_, Status& status_, const ExamineSet& examine)
+  ToPublish(const PublishOptions& options_, Status& status_, const ExamineSet& examine)
       : options(options_), status(status_), name(parse_set_name(options_.name)) {
     if (name.tag.empty()) {
       throw UsageError("a set is published under a tag, not under a hash", "--name", "write ORG/MODEL:TAG");
@@ -180,7 +177,7 @@ struct Publication {
   }
 };
 
-void copy_set(const Publication& publication, const fs::path& target, const std::string& signature) {
+void copy_set(const ToPublish& publication, const fs::path& target, const std::string& signature) {
   AtomicFolder folder(target, replaceable_set(true));
   const auto source = make_folder_transport(publication.options.set);
   fetch_set(*source, "", publication.manifest, folder.path(), {TransferOptions{.retries = 0}}, publication.status);
@@ -188,7 +185,7 @@ void copy_set(const Publication& publication, const fs::path& target, const std:
   folder.commit();
 }
 
-PublishResult publish_to_folder(const Publication& publication, const fs::path& zoo) {
+PublishResult publish_to_folder(const ToPublish& publication, const fs::path& zoo) {
   if (lies_in(publication.options.set, zoo)) {
     throw UsageError("the zoo would lie in the set that is published", zoo.string(), "choose another folder for it");
   }
@@ -214,7 +211,7 @@ PublishResult publish_to_folder(const Publication& publication, const fs::path& 
   return {publication.name.text(), target, entry, true};
 }
 
-void upload_set(const Publication& publication, const std::string& signature, HubStore& hub) {
+void upload_set(const ToPublish& publication, const std::string& signature, HubStore& hub) {
   const fs::path& set = publication.options.set;
   std::int64_t done = 0;
   for (const FileDigest& file : publication.manifest.files) {
@@ -235,7 +232,7 @@ ZooIndex read_index(const HubStore& hub, const StoredDocument& found) {
   return found.text.empty() ? ZooIndex() : ZooIndex(found.text, hub.where(kIndexName));
 }
 
-PublishResult publish_to_hub(const Publication& publication, HubStore& hub) {
+PublishResult publish_to_hub(const ToPublish& publication, HubStore& hub) {
   const SetName& name = publication.name;
   const std::string where = hub.where(publication.folder());
   const auto before = read_index(hub, hub.read(kIndexName)).find(name);
@@ -264,7 +261,7 @@ PublishResult publish_to_hub(const Publication& publication, HubStore& hub) {
 }  // namespace
 
 PublishResult publish(const PublishOptions& options, Status& status, const ExamineSet& examine) {
-  const Publication publication(options, status, examine);
+  const ToPublish publication(options, status, examine);
   if (is_hub_address(options.zoo)) {
     HubStore hub(options.zoo, options.transfer, status);
     return publish_to_hub(publication, hub);

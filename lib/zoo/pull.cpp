@@ -3,18 +3,15 @@
 
 #include <algorithm>
 
-#include "base/atomic_file.hpp"
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/sha256.hpp"
 #include "base/text.hpp"
 #include "set/manifest.hpp"
 #include "zoo/cache.hpp"
-#include "zoo/download.hpp"
 #include "zoo/hub.hpp"
 #include "zoo/list.hpp"
 #include "zoo/set_manifest.hpp"
-#include "zoo/signatures.hpp"
 
 namespace oscar {
 namespace {

@@ -5,8 +5,8 @@
 // fp64 and in the fp32 products of GPUs that are slow in fp64.
 #include "conformance/operations.hpp"
 #include "kernels/cpu/row_codec.hpp"
-#include "kernels/reference/packing.hpp"
 #include "kernels/reference/reference_backend.hpp"
+#include "kernels/reference/row_codec.hpp"
 #ifdef OSCAR_TEST_CUDA
 #include "unit/kernels_cuda/gpu.hpp"
 #endif

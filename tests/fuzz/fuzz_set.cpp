@@ -4,7 +4,6 @@
 // the manifest, and the bytes of rotations.h5. Hashes are not compared: whoever makes such a folder makes them fit.
 #include <algorithm>
 
-#include "base/atomic_file.hpp"
 #include "base/files.hpp"
 #include "fuzz.hpp"
 #include "set/set_folder.hpp"

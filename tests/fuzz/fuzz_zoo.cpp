@@ -4,7 +4,6 @@
 #include "fuzz.hpp"
 #include "zoo/index.hpp"
 #include "zoo/set_manifest.hpp"
-#include "zoo/signatures.hpp"
 
 int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using oscar::fuzz::with_text;

@@ -41,9 +41,9 @@ MAY_INCLUDE = {
 WRAPPERS = {
     ("torch/", "ATen/", "c10/", "caffe2/"): ["lib/model/torch/", "apps/torch/"],
     ("hdf5", "H5"): ["lib/tensor/hdf5.cpp"],
-    ("zlib",): ["lib/tensor/zip.cpp", "lib/serve/long_check.cpp"],
+    ("zlib",): ["lib/tensor/pt.cpp", "lib/serve/long_check.cpp"],
     ("curl/",): ["lib/remote/curl_"],
-    ("openssl/",): ["lib/base/sha256.cpp", "lib/zoo/signatures.cpp"],
+    ("openssl/",): ["lib/base/sha256.cpp", "lib/zoo/set_manifest.cpp"],
     ("CLI/",): ["apps/oscar/"],
     ("Eigen/",): ["kernels/cpu/eigh.cpp", "lib/set/coded_part.cpp"],
     ("pcre2", "utf8proc"): ["lib/model/tokenizer"],

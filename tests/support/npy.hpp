@@ -5,7 +5,7 @@
 #include <map>
 #include <string>
 
-#include "base/atomic_file.hpp"
+#include "base/files.hpp"
 #include "tensor/tensor.hpp"
 
 namespace oscar::test {

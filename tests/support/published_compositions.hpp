@@ -6,7 +6,6 @@
 #include <string>
 
 #include "method/compose.hpp"
-#include "method/spectrum.hpp"
 
 namespace oscar::test {
 

@@ -3,8 +3,9 @@
 
 #include "base/status.hpp"
 #include "base/text.hpp"
-#include "commands/commands.hpp"
+#include "console.hpp"
 #include "options.hpp"
+#include "verify/inspect/inspect.hpp"
 
 namespace oscar {
 namespace {
@@ -31,6 +32,13 @@ void run(ConvertCommand& command, Context& context) {
                       {"parts", result.parts},
                       {"layers", result.layers},
                       {"lost", result.lost}});
+}
+
+void run(const std::filesystem::path& path, const Context& context) {
+  const Inspection found = inspect(path);
+  if (!context.common.json_to_stdout) print(to_text(found, path));
+  emit_json(context, to_json(found, path));
+  require_sound(found, path);
 }
 
 }  // namespace
@@ -72,6 +80,17 @@ void register_convert(CLI::App& app, Context& context) {
   convert->add_flag("--force", command->options.replace, "Replace OUT if it exists");
   add_json_option(*convert, context);
   convert->callback([command, &context] { run(*command, context); });
+}
+
+void register_inspect(CLI::App& app, Context& context) {
+  CLI::App* command = app.add_subcommand("inspect", "Say what a file or folder is and whether it is sound");
+  auto path = std::make_shared<std::filesystem::path>();
+  command
+      ->add_option("PATH", *path,
+                   "A dump, set, model folder or zoo, or a .pt, .h5, .safetensors, .npy, .gguf or .json file")
+      ->required();
+  add_json_option(*command, context);
+  command->callback([path, &context] { run(*path, context); });
 }
 
 }  // namespace oscar

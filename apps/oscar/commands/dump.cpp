@@ -2,9 +2,8 @@
 #include <fmt/format.h>
 
 #include "base/text.hpp"
-#include "commands.hpp"
+#include "dump/folder_source.hpp"
 #include "dump/live_source.hpp"
-#include "dump/writer.hpp"
 #include "model_input.hpp"
 #include "options.hpp"
 

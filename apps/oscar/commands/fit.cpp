@@ -4,19 +4,34 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <filesystem>
 #include <future>
 #include <memory>
 #include <set>
+#include <string>
 #include <utility>
+#include <vector>
 
-#include "base/atomic_file.hpp"
-#include "base/clock.hpp"
+#include <CLI/CLI.hpp>
+
 #include "base/errors.hpp"
+#include "base/files.hpp"
+#include "base/places.hpp"
+#include "base/sha256.hpp"
+#include "base/status.hpp"
 #include "base/text.hpp"
-#include "commands/commands.hpp"
-#include "commands/fit_command.hpp"
+#include "dump/folder_source.hpp"
+#include "dump/live_source.hpp"
+#include "fit/options.hpp"
+#include "fit/take.hpp"
+#include "model/run/runner.hpp"
+#include "model/tokenizer/tokens.hpp"
+#include "model/weights/checkpoint.hpp"
+#include "model_input.hpp"
+#include "options.hpp"
 #include "set/manifest.hpp"
 #include "set/set_folder.hpp"
 #include "tensor/safetensors.hpp"
@@ -25,6 +40,217 @@ namespace oscar {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+struct FitCommand {
+  std::filesystem::path dump, out, save_stats;
+  std::vector<std::filesystem::path> stats;
+  ModelInput input;
+  std::string formats = "pt,h5";
+  FitOptions fit;
+  bool force = false, resume = false;
+
+  /// Where layers are kept by --resume until the set, or the file of statistics, is written.
+  [[nodiscard]] std::filesystem::path partial_folder() const;
+};
+
+/// Where Q/K/V come from: a dump, or a model that runs while it is watched (nothing is dumped).
+class FitInput {
+ public:
+  FitInput(const FitCommand& command, const Context& context);
+
+  [[nodiscard]] FitData data() { return {*source_, runner_.get(), sequences_, context_, uncodable_, outlives_}; }
+  /// Has a model's hidden states kept beside the layers, and goes on with those there; nothing for a dump.
+  void keep_states(const PartialFolder& partial);
+  /// Waits until a model's first layer is loaded and a GPU's kernels and memory are there.
+  void wait_until_ready();
+  /// Adds fingerprints of the model's weights, or of the dump's layers, to a record of what decides a result.
+  [[nodiscard]] Json with_fingerprints(Json record) const;
+
+ private:
+  std::filesystem::path model_, dump_;
+  std::vector<TokenSequence> sequences_;  // what the model reads
+  int context_ = 0;                       // over how many positions they are spread
+  std::string uncodable_;
+  bool outlives_;
+  std::unique_ptr<ModelRunner> runner_;
+  std::unique_ptr<QkvSource> source_;
+  LiveSource* live_ = nullptr;  // if that is what the source is
+};
+
+std::filesystem::path FitCommand::partial_folder() const {
+  std::filesystem::path folder = save_stats.empty() ? out : save_stats;
+  if (!folder.has_filename()) folder = folder.parent_path();  // SET/
+  return folder += ".partial";
+}
+
+/// A hash of the names, the sizes and 64 pieces of each file of weights, by which other weights under the same
+/// configuration show. At a server, versions of files stand for pieces.
+std::string fingerprint_of_weights(const std::filesystem::path& model) {
+  constexpr std::uint64_t kPieces = 64, kPieceBytes = 4096;
+  const std::unique_ptr<const Checkpoint> checkpoint = open_checkpoint(model);
+  Sha256 hash;
+  for (const auto& [name, file] : checkpoint->files()) {
+    const std::span<const std::byte> bytes = file->bytes();
+    const std::string text = name + " " + std::to_string(bytes.size()) + " " + file->version();
+    hash.update(std::as_bytes(std::span(text)));
+    for (std::uint64_t i = 0; !is_remote(model) && i < kPieces; ++i) {
+      const std::uint64_t begin = bytes.size() / kPieces * i;
+      hash.update(bytes.subspan(begin, std::min(kPieceBytes, bytes.size() - begin)));
+    }
+  }
+  return hash.hex();
+}
+
+FitInput::FitInput(const FitCommand& command, const Context& context)
+    : model_(command.input.model), dump_(command.dump), outlives_(!command.save_stats.empty()) {
+  Status& status = *context.status;
+  const std::vector<int> layers = parse_layers(command.input.layers);
+  const TokenLimits& limits = command.input.limits;
+  if (!dump_.empty()) {
+    source_ = open_dump(dump_, {limits.max_tokens, limits.max_sequences, layers}, status);
+    uncodable_ = why_not_coded(*source_);
+    return;
+  }
+  runner_ = open_input_model(command.input, context);
+  sequences_ = read_sequences(command.input, runner_->config(), status);
+  uncodable_ = why_not_coded(runner_->config(), layers);
+  LiveOptions live_options{.layers = layers};
+  if (plan_parts(command.fit, uncodable_.empty()).coded) {
+    const int most = runner_->config().max_position_embeddings, asked = command.fit.context;
+    if (asked > most) {
+      throw UsageError(fmt::format("the model reads {} tokens at most", most), fmt::format("--context {}", asked),
+                       "give that, or less");
+    }
+    context_ = asked > 0 ? asked : most;
+    live_options.first_positions = spread_over(context_, sequences_);
+  }
+  auto live = open_live(*runner_, sequences_, live_options, status);
+  live_ = live.get();
+  source_ = std::move(live);
+}
+
+void FitInput::wait_until_ready() {
+  if (live_ != nullptr) live_->wait_until_ready();
+}
+
+void FitInput::keep_states(const PartialFolder& partial) {
+  if (live_ != nullptr) live_->keep_states(partial.path(), [&partial](int layer) { return partial.has(layer); });
+}
+
+Json FitInput::with_fingerprints(Json record) const {
+  if (!model_.empty()) record["weights"] = fingerprint_of_weights(model_);
+  if (dump_.empty()) return record;
+  Json& layers = record[PartialFolder::kDataOfLayers] = Json::object();
+  for (const auto& [id, print] : fingerprint_layers(dump_, source_->layer_ids())) layers[std::to_string(id)] = print;
+  return record;
+}
+
+/// In the order and groups that --help shows.
+void add_recipe_options(CLI::App& app, FitCommand& command) {
+  FitOptions& fit = command.fit;
+  const auto option = [&](const char* group, const char* name, auto& value, const char* help) {
+    return app.add_option(name, value, help)->capture_default_str()->group(group);
+  };
+  const char *const recipe = "Recipe", *const details = "More about the recipe", *const cache = "Cache",
+                    *const more_cache = "More about the cache";
+  option(recipe, "--for", fit.readers, "Only for these readers; default: for all")
+      ->delimiter(',')
+      ->type_name(joined(readers(), ",", &Reader::name));
+  option(recipe, "--recipe", fit.recipe,
+         "auto gives each reader the part that it reads best; another recipe makes one part")
+      ->type_name("auto|coded|oscar|stretch|hadamard");
+  option(recipe, "--bits", fit.bits, "Coded cache: bits of one stored value, everything counted, 1.25 to 4")
+      ->type_name("B");
+  option(
+      recipe, "--keys", fit.keys,
+      "Coded cache: store keys as attention reads them, or as they were before RoPE: fewer errors, and no dependence "
+      "on positions; decode kernels do not know them yet")
+      ->type_name("after-rope|before-rope");
+  option(details, "--scope", fit.scope, "Coded cache: who shares one budget of bits")->type_name("model|layer|head");
+  option(recipe, "--context", fit.context,
+         "Coded cache, with --model: the longest text that will be served, over whose positions the calibration is "
+         "spread; 0 = the model's context")
+      ->check(kNonNegative)
+      ->type_name("TOKENS");
+  option(recipe, "--clip", fit.clip, "Rotations: auto (fitted per layer), off, or two ratios K,V");
+  app.add_flag("--center,!--no-center", fit.center,
+               "Recipes oscar, stretch: subtract each head's mean key from every key")
+      ->group(details);
+  option(details, "--key-objective", fit.key_objective, "Recipes oscar, stretch")->type_name("qqt|fisher");
+  option(details, "--composition", fit.composition, "Recipes oscar, stretch: factors from left to right")
+      ->type_name("r_h_pbr|plain");
+  option(
+      details, "--granularity", fit.granularity,
+      "Recipes oscar, stretch: one matrix per layer or per head; or two of these, for K,V. Default: layer; head,layer "
+      "for stretch");
+  option(details, "--clip-granularity", fit.clip_granularity,
+         "Rotations: a fitted ratio per layer; or, of keys, per head")
+      ->type_name("layer|head");
+  option(details, "--stretch-power", fit.stretch_power,
+         "Recipe stretch: 1 = the best linear transform, 0 = a rotation");
+  option(details, "--stretch-lambda", fit.stretch_lambda,
+         "Recipe stretch: part of the mean eigenvalue added to both moments");
+  option(details, "--seed", fit.clip_fit.seed, "Seed of the clip fit's sample")->check(kNonNegative);
+  option(more_cache, "--codec", fit.codec, "Rotations: how rows become codes; lloyd-max: OSCAR's option")
+      ->type_name("minmax|lloyd-max");
+  option(more_cache, "--scale-dtype", fit.scale_dtype, "Rotations: what scales and zeros are stored in")
+      ->type_name("float32|float16|bfloat16");
+  option(more_cache, "--group-size", fit.group_size, "Rotations: channels per scale and zero point; 0 = the whole head")
+      ->check(kNonNegative);
+  option(cache, "--sink", fit.windows.sink, "First tokens that stay bfloat16")->check(kNonNegative);
+  option(cache, "--recent", fit.windows.recent, "Last tokens that stay bfloat16")->check(kNonNegative);
+}
+
+void add_output_options(CLI::App& app, FitCommand& command) {
+  writes(app.add_option("--out", command.out, "Folder for the set"))->type_name("DIR")->group("Output");
+  writes(app.add_option("--save-stats", command.save_stats,
+                        "Write what was taken of the data, or of --stats, to this file"))
+      ->type_name("FILE")
+      ->group("Output");
+  app.add_option("--format", command.formats, "Files of rotations: pt, or pt,h5")
+      ->capture_default_str()
+      ->group("More output");
+  app.add_flag("--force", command.force, "Replace an existing output folder")->group("Output");
+  app.add_flag(
+         "--resume", command.resume,
+         "Keep in OUT.partial (of statistics: FILE.partial) what is taken, and go on with what is there. Of a model "
+         "hidden states are kept too, with keys and values that layers share: at most twice "
+         "tokens x (hidden size + shared channels) x 4 bytes")
+      ->group("Output");
+}
+
+/// The options that are fit's own; those of its input are added before.
+void add_fit_options(CLI::App& app, FitCommand& command) {
+  add_recipe_options(app, command);
+  add_output_options(app, command);
+}
+
+/// After parsing: throws UsageError for inputs and outputs that do not go together, and for options that do not.
+void check_usage(const CLI::App& app, FitCommand& command) {
+  for (const CLI::Option* option : app.get_options()) {
+    if (is_given(*option)) command.fit.given.insert(option->get_name());
+  }
+  (void)plan_parts(command.fit);
+  const bool dump = !command.dump.empty(), model = !command.input.model.empty(), stats = !command.stats.empty();
+  if (stats) {
+    refuse_given(app,
+                 {"--dump", "--model", "--text", "--tokens", "--max-tokens", "--sequences", "--seq-len", "--layers",
+                  "--model-dtype", "--context", "--keys", "--seed"},
+                 "statistics say all that a set depends on but its recipe and its bits");
+    refuse_given(app, {"--resume"}, "statistics are added up at once, with nothing to go on with");
+  } else if (dump == model) {
+    throw UsageError(dump ? "--dump and --model exclude each other" : "nothing to fit on", "oscar fit",
+                     "give --dump DIR, or --model DIR with --text or --tokens, or --stats FILE");
+  }
+  if (dump) {
+    refuse_given(app, {"--text", "--tokens", "--seq-len", "--model-dtype"},
+                 "that is for a model, and a dump has its own sequences and numbers");
+    refuse_given(app, {"--context"}, "a dump's keys are taken at the positions where they are");
+  }
+  // Jobs that take statistics may be given what the job that merges them makes of them.
+  if (!command.out.empty() || !command.save_stats.empty()) return;
+  throw UsageError("no folder for the set", "oscar fit", "give --out DIR, or --save-stats FILE");
+}
 
 Json layers_of(const RotationPart& part) {
   Json layers = Json::array();
@@ -204,12 +430,6 @@ void run(FitCommand& command, Context& context) {
 }
 
 }  // namespace
-
-std::filesystem::path FitCommand::partial_folder() const {
-  std::filesystem::path folder = save_stats.empty() ? out : save_stats;
-  if (!folder.has_filename()) folder = folder.parent_path();  // SET/
-  return folder += ".partial";
-}
 
 void register_fit(CLI::App& app, Context& context) {
   auto command = std::make_shared<FitCommand>();

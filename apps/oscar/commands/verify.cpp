@@ -7,18 +7,15 @@
 #include <ctime>
 #include <memory>
 
-#include "base/atomic_file.hpp"
 #include "base/errors.hpp"
+#include "base/files.hpp"
 #include "base/text.hpp"
-#include "command_line.hpp"
-#include "commands/commands.hpp"
 #include "console.hpp"
 #include "dump/folder_source.hpp"
 #include "measure/peers/baselines.hpp"
 #include "model_input.hpp"
 #include "options.hpp"
-#include "verify/report/html_report.hpp"
-#include "verify/stock_caches.hpp"
+#include "verify/report/report.hpp"
 #include "zoo/index.hpp"
 
 namespace oscar {

@@ -8,7 +8,7 @@
 #include <string>
 #include <tuple>
 
-#include "base/check.hpp"
+#include "base/errors.hpp"
 #include "base/status.hpp"
 #include "measure/keys_read.hpp"
 #include "measure/kv_method.hpp"

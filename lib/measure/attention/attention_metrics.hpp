@@ -15,7 +15,7 @@
 #include "measure/figures.hpp"
 #include "measure/kv_method.hpp"
 #include "model/run/runner.hpp"
-#include "set/coded_part.hpp"
+#include "set/set.hpp"
 
 namespace oscar {
 

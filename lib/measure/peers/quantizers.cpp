@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "measure/peers/quantizers.hpp"
 
-#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
@@ -9,7 +8,7 @@
 #include <limits>
 #include <utility>
 
-#include "base/vector_clones.hpp"
+#include "base/exp.hpp"
 #include "tensor/dtype.hpp"
 
 namespace oscar::methods {
@@ -60,6 +59,35 @@ OSCAR_VECTOR_CLONES void take_levels(const Codebook& book, float* x, std::size_t
     }
     std::copy_n(level.begin(), size, x + begin);
   }
+}
+
+/// Of neighbours; what they give goes to the two halves of `to`. After log2(n) of these steps every bit of the index
+/// has been the lowest once and is back in its place: the butterflies of the usual network, in loops that vectorise.
+OSCAR_VECTOR_CLONES void butterflies(const float* __restrict from, float* __restrict to, std::size_t half) {
+  for (std::size_t i = 0; i < half; ++i) {
+    const float a = from[2 * i], b = from[2 * i + 1];
+    to[i] = a + b, to[i + half] = a - b;
+  }
+}
+
+void transform_block(std::span<float> x) {
+  thread_local std::vector<float> scratch;
+  scratch.resize(x.size());
+  float *from = x.data(), *to = scratch.data();
+  for (std::size_t done = 1; done < x.size(); done *= 2) {
+    butterflies(from, to, x.size() / 2);
+    std::swap(from, to);
+  }
+  const float factor = 1 / std::sqrt(static_cast<float>(x.size()));
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] = from[i] * factor;
+}
+
+template <class Move>
+void rearrange(Matrix m, std::span<const std::size_t> order, const Move& move) {
+  for_each_row(m, [&](std::span<float> row) {
+    const std::vector<float> before(row.begin(), row.end());
+    for (std::size_t j = 0; j < row.size(); ++j) move(row, before, j, order[j]);
+  });
 }
 
 }  // namespace
@@ -130,6 +158,84 @@ Codebook gaussian_codebook(int bits) {
     if (i > 0) book.bounds.push_back(static_cast<float>((levels[i - 1] + levels[i]) / 2));
   }
   return book;
+}
+
+double groups_per_element(int size, int group) {
+  return group == 0 ? 1.0 / size : static_cast<double>((size + group - 1) / group) / size;
+}
+
+Bits fixed_bits(double bits) {
+  return [=](const KvShape&) { return StoredBits{bits, 0}; };
+}
+
+Bits bits_by_token(double codes, int parameters, int group) {
+  return [=](const KvShape& shape) {
+    return StoredBits{codes, parameters * groups_per_element(shape.head_dim, group)};
+  };
+}
+
+SideMethod rotated(SideMethod side, int order) {
+  const auto turn = [order](const History& history) {
+    hadamard(by_head(history), static_cast<std::size_t>(order == 0 ? history.dim : order));
+  };
+  return {[=, inner = std::move(side.reconstruct)](const History& history) {
+            turn(history);
+            history.store();
+            inner(history);
+            turn(history);
+          },
+          std::move(side.bits)};
+}
+
+SideMethod before_rope(SideMethod side) {
+  return {[inner = std::move(side.reconstruct)](const History& history) {
+            const auto turned = [&](Turn direction) {
+              if (history.context.rotary) {
+                turn(*history.context.rotary, direction, history.rows, history.heads, history.first_position);
+              }
+            };
+            turned(Turn::kBack);
+            inner(history);
+            turned(Turn::kForth);
+          },
+          std::move(side.bits)};
+}
+
+void hadamard(Matrix m, std::size_t order) {
+  std::size_t block = 1;
+  while (2 * block <= order && m.cols % (2 * block) == 0) block *= 2;
+  along_rows(m, block, transform_block);
+}
+
+float largest_magnitude(std::span<const float> x) {
+  float largest = 0;
+  for (const float value : x) largest = std::max(largest, std::abs(value));
+  return largest;
+}
+
+float norm_of(std::span<const float> x) {
+  double sum = 0;
+  for (const float value : x) sum += double{value} * value;
+  return static_cast<float>(std::sqrt(sum));
+}
+
+std::vector<double> column_sums(Matrix m) {
+  std::vector<double> sums(m.cols);
+  parallel_for((m.cols + kColumnsPerTask - 1) / kColumnsPerTask, [&](std::size_t task) {
+    const std::size_t last = std::min(m.cols, (task + 1) * kColumnsPerTask);
+    for (std::size_t i = 0; i < m.rows; ++i) {
+      for (std::size_t j = task * kColumnsPerTask; j < last; ++j) sums[j] += m.at(i, j);
+    }
+  });
+  return sums;
+}
+
+void take_columns(Matrix m, std::span<const std::size_t> order) {
+  rearrange(m, order, [](auto row, const auto& before, std::size_t j, std::size_t from) { row[j] = before[from]; });
+}
+
+void put_columns(Matrix m, std::span<const std::size_t> order) {
+  rearrange(m, order, [](auto row, const auto& before, std::size_t j, std::size_t to) { row[to] = before[j]; });
 }
 
 }  // namespace oscar::methods

@@ -2,11 +2,16 @@
 #include "measure/predictions/model_metrics.hpp"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <cmath>
 #include <map>
+#include <numeric>
+#include <string>
 
-#include "base/check.hpp"
 #include "base/errors.hpp"
+#include "base/exp.hpp"
+#include "base/text.hpp"
 #include "base/threads.hpp"
 #include "measure/attention/attention_metrics.hpp"
 
@@ -234,6 +239,22 @@ std::size_t batch_size(const std::vector<TokenSequence>& texts, std::size_t begi
   return end - begin;
 }
 
+/// Throws DataError unless each sequence has one answer, of `least` tokens or more and shorter than itself.
+void check_answers(const std::vector<TokenSequence>& sequences, const std::vector<int>& lengths, int least,
+                   const std::string& what, const std::string& options) {
+  if (sequences.size() != lengths.size()) {
+    throw DataError(plural(sequences.size(), what) + ", but " + plural(lengths.size(), "answer length"), options,
+                    "give one length per " + what);
+  }
+  for (std::size_t i = 0; i < sequences.size(); ++i) {
+    if (lengths[i] >= least && static_cast<std::size_t>(lengths[i]) < sequences[i].size()) continue;
+    throw DataError("an answer of " + plural(lengths[i], "token") + " does not fit a " + what + " of " +
+                        std::to_string(sequences[i].size()),
+                    what + " " + std::to_string(i),
+                    "answers have " + plural(least, "token") + " or more and stand at the end of the " + what);
+  }
+}
+
 }  // namespace
 
 bool runs_texts_together(const ModelRunner& runner, const ModelData& data, const std::vector<KvMethod>& methods) {
@@ -273,6 +294,97 @@ std::vector<ModelMetrics> measure_model(ModelRunner& runner, const ModelData& da
   std::vector<ModelMetrics> metrics;
   for (const std::size_t run : runs.of_method) metrics.push_back(of_runs[run]);
   return metrics;
+}
+
+/// llama.cpp counts tokens whose exact log-probability is above this only.
+constexpr double kLowestCounted = -16;
+/// Sums run side by side, so that the processor's vectors hold them; as many on every machine.
+constexpr std::size_t kSums = 16;
+
+/// Returns the highest of the row, and out = row - that.
+OSCAR_VECTOR_CLONES float shift_by_highest(const float* row, std::size_t count, double* out) {
+  const float highest = highest_of(row, count);
+  for (std::size_t i = 0; i < count; ++i) out[i] = row[i] - double{highest};
+  return highest;
+}
+
+OSCAR_VECTOR_CLONES double sum_of(const double* values, std::size_t count) {
+  std::array<double, kSums> sums{};
+  const std::size_t whole = count / kSums * kSums;
+  for (std::size_t i = 0; i < whole; i += kSums) {
+    for (std::size_t j = 0; j < kSums; ++j) sums[j] += values[i + j];
+  }
+  for (std::size_t i = whole; i < count; ++i) sums[0] += values[i];
+  return std::accumulate(sums.begin(), sums.end(), 0.0);
+}
+
+/// sum of w_i (a_i - b_i + shift) over a_i > lowest.
+OSCAR_VECTOR_CLONES double weighted_differences(const double* w, const float* a, const float* b, double shift,
+                                                double lowest, std::size_t count) {
+  std::array<double, kSums> sums{};
+  const auto term = [&](std::size_t i) { return a[i] > lowest ? w[i] * (double{a[i]} - double{b[i]} + shift) : 0.0; };
+  const std::size_t whole = count / kSums * kSums;
+  for (std::size_t i = 0; i < whole; i += kSums) {
+    for (std::size_t j = 0; j < kSums; ++j) sums[j] += term(i + j);
+  }
+  for (std::size_t i = whole; i < count; ++i) sums[0] += term(i);
+  return std::accumulate(sums.begin(), sums.end(), 0.0);
+}
+
+void TokenDistribution::read(std::span<const float> logits) {
+  logits_ = logits;
+  weights_.resize(logits.size());
+  const float highest = shift_by_highest(logits.data(), logits.size(), weights_.data());
+  top_ = static_cast<std::size_t>(std::find(logits.begin(), logits.end(), highest) - logits.begin());
+  exp_in_place(weights_);
+  weight_sum_ = sum_of(weights_.data(), weights_.size());
+  log_sum_ = highest + std::log(weight_sum_);
+}
+
+double TokenDistribution::divergence(const TokenDistribution& other) const {
+  return weighted_differences(weights_.data(), logits_.data(), other.logits_.data(), other.log_sum_ - log_sum_,
+                              kLowestCounted + log_sum_, logits_.size()) /
+         weight_sum_;
+}
+
+PositionFigures compare(const TokenDistribution& exact, const TokenDistribution& quantised, std::size_t next) {
+  const double log_p = exact.log_probability(next), log_q = quantised.log_probability(next);
+  return {-log_q, log_p - log_q, exact.divergence(quantised), std::exp(log_q) - std::exp(log_p),
+          exact.top() == quantised.top()};
+}
+
+void check_model_data(const ModelData& data) {
+  for (std::size_t i = 0; i < data.texts.size(); ++i) {
+    if (data.texts[i].size() >= 2) continue;
+    throw DataError("a sequence of " + plural(data.texts[i].size(), "token") + " has no next token to predict",
+                    "evaluation sequence " + std::to_string(i), "give sequences of two tokens or more");
+  }
+  check_answers(data.needles, data.answer_lengths, 2, "needle", "--needle, --needle-answers");
+  check_answers(data.quotes, data.quote_lengths, 1, "quotation", "--quote, --quote-answers");
+}
+
+AnswerResult read_answer(const TokenSequence& sequence, int answer_length, int asked, std::span<const float> logits) {
+  AnswerResult result{.depth = answer_depth(sequence, answer_length), .asked = asked};
+  const auto length = static_cast<std::size_t>(answer_length);
+  const std::size_t vocab = logits.size() / (length + 1), begin = sequence.size() - length;
+  TokenDistribution prediction;
+  for (std::size_t i = 0; i < static_cast<std::size_t>(asked); ++i) {
+    prediction.read(logits.subspan(i * vocab, vocab));
+    const auto token = static_cast<std::size_t>(sequence[begin + i]);
+    const bool right = prediction.top() == token;
+    if (right && result.until_wrong == static_cast<int>(i)) ++result.until_wrong;
+    result.found += right ? 1 : 0;
+    result.nll -= prediction.log_probability(token);
+  }
+  return result;
+}
+
+std::optional<double> answer_depth(const TokenSequence& needle, int answer_length) {
+  const auto prompt_end = needle.end() - answer_length;
+  const auto answer_end = needle.end() - 1;
+  const auto place = std::find_end(needle.begin(), prompt_end, prompt_end, answer_end);
+  if (place == prompt_end) return std::nullopt;
+  return static_cast<double>(place - needle.begin()) / static_cast<double>(prompt_end - needle.begin());
 }
 
 }  // namespace oscar

@@ -1,7 +1,14 @@
 // SPDX-License-Identifier: MIT
+// What a model predicts at one position with a quantised cache, beside what it predicts there with exact attention, as
+// llama.cpp's perplexity tool defines it (--kl-divergence). A position's prediction is a row of logits over the
+// vocabulary; all sums are in fp64.
+//
+// What a model is measured on: texts, and sequences that end with answers which stand somewhere earlier in them
+// (needles, quotations); and how an answer is read.
+//
 // What a KV method does to a model: the decoder runs with the method's attention in every layer, over whole sequences,
 // against the same run with exact attention. Figures are of every position that has a next token
-// (token_distribution.hpp), as llama.cpp's perplexity tool defines them (--kl-divergence):
+// (TokenDistribution), as llama.cpp's perplexity tool defines them (--kl-divergence):
 //   ppl_ratio  exp(mean of the change of the negative log-likelihood); its error: ppl_ratio times the standard error of
 //              that mean
 //   quantiles  between the two nearest of the sorted values, linearly
@@ -11,17 +18,82 @@
 //   quotations: as needles, but every token counts, and the share of tokens that are right is the figure
 #pragma once
 
+#include <cstddef>
+#include <optional>
+#include <span>
 #include <vector>
 
 #include "base/status.hpp"
 #include "kernels/backend.hpp"
 #include "measure/figures.hpp"
 #include "measure/kv_method.hpp"
-#include "measure/predictions/model_data.hpp"
-#include "measure/predictions/token_distribution.hpp"
 #include "model/run/runner.hpp"
+#include "model/tokenizer/tokens.hpp"
 
 namespace oscar {
+
+/// One position of a text that has a next token. All logarithms are natural.
+struct PositionFigures {
+  double nll = 0;         // -log p^(next), with the quantised cache
+  double nll_change = 0;  // log p(next) - log p^(next), p with exact attention
+  double kld = 0;         // sum over tokens v with log p(v) > -16 of p(v) (log p(v) - log p^(v))
+  double dp = 0;          // p^(next) - p(next)
+  bool same_top = false;  // whether both find the same token the most likely one
+};
+
+/// The distribution that a row of logits stands for. Fields are of the row that was read last.
+class TokenDistribution {
+ public:
+  void read(std::span<const float> logits);
+
+  /// log(sum_i exp(logit_i))
+  [[nodiscard]] double log_sum() const { return log_sum_; }
+  [[nodiscard]] double log_probability(std::size_t token) const { return logits_[token] - log_sum_; }
+  /// The first of the most likely tokens.
+  [[nodiscard]] std::size_t top() const { return top_; }
+  /// sum over v with log p(v) > -16 of p(v) (log p(v) - log q(v)), p this distribution and q the other.
+  [[nodiscard]] double divergence(const TokenDistribution& other) const;
+
+ private:
+  std::span<const float> logits_;
+  std::vector<double> weights_;  // exp(logit - highest)
+  double weight_sum_ = 0, log_sum_ = 0;
+  std::size_t top_ = 0;
+};
+
+/// Compares two distributions of the token that came next.
+[[nodiscard]] PositionFigures compare(const TokenDistribution& exact, const TokenDistribution& quantised,
+                                      std::size_t next);
+
+struct ModelData {
+  std::vector<TokenSequence> texts;    // at least two tokens each
+  std::vector<TokenSequence> needles;  // prompt and answer
+  std::vector<int> answer_lengths;     // one per needle: tokens of the answer, full stop included
+  std::vector<TokenSequence> quotes;   // a text, and at the end a passage of it once more
+  std::vector<int> quote_lengths;      // one per quotation: tokens at the end that the model is to repeat
+};
+
+/// Throws DataError if sequences or answers are too short or their numbers differ.
+void check_model_data(const ModelData& data);
+
+/// What a model predicts for the tokens of one answer, given all tokens before each (teacher forcing). Of a needle the
+/// last token (the full stop) does not count; a quotation is asked for to its last token.
+struct AnswerResult {
+  std::optional<double> depth;  // see answer_depth
+  int found = 0, asked = 0;     // tokens that are the argmax, and all that count
+  int until_wrong = 0;          // tokens before the first that is not the argmax
+  double nll = 0;               // negative log-likelihood of all that count, nats
+  [[nodiscard]] bool hit() const { return found == asked; }
+};
+
+/// Reads the first `asked` tokens of the answer. logits: (answer_length + 1, vocab), those of the sequence's last
+/// tokens.
+[[nodiscard]] AnswerResult read_answer(const TokenSequence& sequence, int answer_length, int asked,
+                                       std::span<const float> logits);
+
+/// Where the answer last stands before the end, as a share of the prompt: 0 its beginning, 1 its end. None if it stands
+/// nowhere.
+[[nodiscard]] std::optional<double> answer_depth(const TokenSequence& needle, int answer_length);
 
 /// Tells whether measure_model() runs all texts together, so that exact states of all of them spare it a run.
 [[nodiscard]] bool runs_texts_together(const ModelRunner& runner, const ModelData& data,

@@ -3,8 +3,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "measure/figures.hpp"
 #include "measure/predictions/model_metrics.hpp"
-#include "measure/quantiles.hpp"
 
 namespace oscar {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // A Hugging Face checkpoint's config.json, or what a GGUF file says in its place, as numbers and blocks: what
-// architectures differ in. families.hpp makes blocks, layout.cpp lists the weights that they imply, and one decoder
+// architectures differ in. config_file.hpp makes blocks, layout.cpp lists the weights that they imply, and one decoder
 // (run/decoder.hpp) executes them; nothing else knows a model's name. Weight names are relative to the layer
 // ("self_attn.q_proj"); an empty name = the model has no such part.
 #pragma once

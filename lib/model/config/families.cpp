@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT
-#include "model/config/families.hpp"
-
 #include <algorithm>
 #include <cmath>
 #include <map>
 
 #include "base/text.hpp"
+#include "model/config/config_file.hpp"
 
 namespace oscar {
 namespace {

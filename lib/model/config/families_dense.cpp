@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstdlib>
 
-#include "model/config/families.hpp"
+#include "model/config/config_file.hpp"
 
 namespace oscar {
 

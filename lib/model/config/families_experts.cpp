@@ -3,7 +3,7 @@
 #include <array>
 #include <cmath>
 
-#include "model/config/families.hpp"
+#include "model/config/config_file.hpp"
 
 namespace oscar {
 namespace {

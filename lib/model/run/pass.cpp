@@ -9,7 +9,6 @@
 #include <string>
 #include <utility>
 
-#include "base/check.hpp"
 #include "base/errors.hpp"
 #include "base/text.hpp"
 #include "base/threads.hpp"

@@ -10,7 +10,6 @@
 #include "base/places.hpp"
 #include "base/plugin.hpp"
 #include "base/text.hpp"
-#include "model/tokenizer/encoders.hpp"
 #include "model/tokenizer/tokenizer_file.hpp"
 
 namespace oscar {

@@ -3,7 +3,7 @@
 #include <sentencepiece_processor.h>
 
 #include "base/errors.hpp"
-#include "model/tokenizer/encoders.hpp"
+#include "model/tokenizer/tokenizer_file.hpp"
 
 namespace oscar {
 namespace {

@@ -4,7 +4,6 @@
 #include "base/errors.hpp"
 #include "base/places.hpp"
 #include "model/gguf/gguf_model.hpp"
-#include "model/tokenizer/encoders.hpp"
 #include "model/tokenizer/tokenizer_file.hpp"
 #include "model/tokenizer/unicode.hpp"
 

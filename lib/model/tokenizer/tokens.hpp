@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Token sequences for calibration and evaluation, from token files or from text and a checkpoint's tokenizer.
+// Text comes from files, pipes, stdin or addresses (which are fetched whole, base/places.hpp), no more than is wanted.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +31,7 @@ enum class Pipes { kRefuse, kRead };
 /// pipe that is refused; UsageError for another kind of file.
 [[nodiscard]] std::vector<TokenSequence> read_tokens(const std::filesystem::path& path, const TokenLimits& limits,
                                                      Pipes pipes = Pipes::kRefuse);
-/// Reads text files (text_stream.hpp), pipes and stdin ("-", plain text), encoded with the tokenizer of the checkpoint
+/// Reads text files, pipes and stdin ("-", plain text), encoded with the tokenizer of the checkpoint
 /// `model` (tokenizer_of). Plain files are joined; documents stay apart. Both are cut into sequences of at most
 /// seq_len, each of which starts with what the tokenizer puts before texts. No more is read than the limits need, and
 /// at most 1 GiB of a plain file.

@@ -11,7 +11,6 @@
 #include <cstdlib>
 #include <new>
 
-#include "base/check.hpp"
 #include "base/errors.hpp"
 
 namespace oscar {

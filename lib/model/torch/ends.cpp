@@ -8,8 +8,8 @@
 
 #include <algorithm>
 
-#include "base/check.hpp"
-#include "model/torch/fetch.hpp"
+#include "base/errors.hpp"
+#include "model/torch/weights.hpp"
 #include "model/weights/layout.hpp"
 
 namespace oscar {

@@ -19,7 +19,7 @@
 #include <limits>
 #include <numbers>
 
-#include "base/check.hpp"
+#include "base/errors.hpp"
 #include "model/torch/layer_math.hpp"
 #include "model/torch/rows.hpp"
 

@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "base/check.hpp"
+#include "base/errors.hpp"
 #include "model/torch/device.hpp"
 #include "model/torch/layer_math.hpp"
 

@@ -7,6 +7,7 @@
 
 #include <map>
 #include <string>
+#include <vector>
 
 #include "model/run/decoder.hpp"
 #include "model/torch/device.hpp"
@@ -55,5 +56,13 @@ struct WeightRoute {
 [[nodiscard]] std::unique_ptr<Weights> load_layer_weights(const WeightRoute& route, int layer);
 [[nodiscard]] std::vector<std::unique_ptr<LoadedWeights>> load_expert_weights(const WeightRoute& route, int layer,
                                                                               std::span<const int> experts);
+
+/// The scales of the named rows of a float8 matrix (rows, columns), which may be broadcast over them.
+[[nodiscard]] at::Tensor scales_of_rows(const at::Tensor& scale, const at::Tensor& rows, const TensorRef& matrix,
+                                        const std::string& name);
+/// libtorch's name of a type that weights are stored in. Throws DataError for others.
+[[nodiscard]] at::ScalarType stored_type(DType dtype);
+/// "…q_proj.weight" -> its scales: one for all, one per row, or one per block of rows and columns.
+[[nodiscard]] std::string scales_of(const WeightStore& store, const std::string& name);
 
 }  // namespace oscar

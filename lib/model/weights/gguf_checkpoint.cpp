@@ -10,7 +10,6 @@
 #include <map>
 #include <optional>
 
-#include "base/check.hpp"
 #include "base/errors.hpp"
 #include "base/status.hpp"
 #include "model/gguf/gguf_model.hpp"

@@ -6,7 +6,6 @@
 #include <optional>
 #include <set>
 
-#include "base/check.hpp"
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/json.hpp"

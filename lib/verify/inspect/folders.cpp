@@ -14,8 +14,8 @@
 #include "dump/server_file.hpp"
 #include "model/weights/checkpoint.hpp"
 #include "set/convert.hpp"
+#include "set/manifest.hpp"
 #include "set/set.hpp"
-#include "set/verdict.hpp"
 #include "tensor/safetensors.hpp"
 #include "verify/inspect/inspect.hpp"
 

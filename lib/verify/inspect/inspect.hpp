@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/json.hpp"
-#include "verify/structure/checks.hpp"
+#include "verify/structure/subject.hpp"
 
 namespace oscar {
 

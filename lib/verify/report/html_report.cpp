@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT
-#include "verify/report/html_report.hpp"
-
 #include <string_view>
 
 #include "base/errors.hpp"
+#include "verify/report/report.hpp"
 
 namespace oscar {
 namespace {

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: MIT
 // What verify found, as values; to_json() gives the document of schemas/oscar.verify_report.v1.schema.json.
+// And a report as one file that any browser shows, on a phone and in print too: tables, and plots by Chart.js, which
+// the file carries with its licence. It fetches nothing. Non-goal: drawing.
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -12,7 +15,7 @@
 #include "kernels/types.hpp"
 #include "measure/figures.hpp"
 #include "measure/kv_method.hpp"
-#include "set/verdict.hpp"
+#include "set/manifest.hpp"
 
 namespace oscar {
 
@@ -166,5 +169,21 @@ void record_verification(const std::filesystem::path& folder, const Json& summar
 [[nodiscard]] std::vector<std::vector<std::string>> table_of(const VerifyReport& report);
 /// "structure: 40 ok, 3 unknown, 0 failed", warnings, reasons and verdicts.
 [[nodiscard]] std::string summary_of(const VerifyReport& report);
+
+/// Throws UsageError if this build has no plotting library.
+void require_html_report();
+
+/// What a reader wants to know of a report, and the report itself must not hold: it has the same bytes in every run.
+struct ReportOrigin {
+  std::string command;  // without secrets
+  std::string date;
+};
+
+/// UTF-8, whatever bytes names are of. Throws as require_html_report().
+[[nodiscard]] std::string html_report(const VerifyReport& report, const ReportOrigin& origin);
+
+/// The parts of the page, as they were when this was built: html, style, script, and, where Chart.js was installed,
+/// library and licence.
+[[nodiscard]] const std::map<std::string, std::string, std::less<>>& page_parts();
 
 }  // namespace oscar

@@ -11,8 +11,8 @@
 #include "base/threads.hpp"
 #include "measure/kv_method.hpp"
 #include "model/run/runner.hpp"
-#include "verify/structure/checks.hpp"
-#include "verify/structure/matrix.hpp"
+#include "verify/structure/objective.hpp"
+#include "verify/structure/subject.hpp"
 #include "verify/verdict/verdict.hpp"
 
 namespace oscar::verify {

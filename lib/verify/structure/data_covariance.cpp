@@ -5,8 +5,8 @@
 #include "base/errors.hpp"
 #include "dump/source.hpp"
 #include "moments/take.hpp"
-#include "verify/structure/checks.hpp"
 #include "verify/structure/objective.hpp"
+#include "verify/structure/subject.hpp"
 
 namespace oscar::verify {
 namespace {

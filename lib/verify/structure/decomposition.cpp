@@ -9,9 +9,8 @@
 #include <span>
 
 #include "set/names.hpp"
-#include "verify/structure/checks.hpp"
-#include "verify/structure/matrix.hpp"
 #include "verify/structure/objective.hpp"
+#include "verify/structure/subject.hpp"
 
 namespace oscar::verify {
 namespace {
@@ -143,7 +142,7 @@ std::vector<Suspect> readings(const RotationSides& sides, const Covariances& cov
   return suspects;
 }
 
-/// exact: with the eigenvalues |U^T Sigma U - Lambda| / |Lambda|; else the disorder of the directions (checks.hpp).
+/// exact: with the eigenvalues |U^T Sigma U - Lambda| / |Lambda|; else the disorder of the directions (subject.hpp).
 /// nullopt: the composition cannot be taken apart.
 std::optional<Finding> examine(const RotationSides& sides, const Covariances& covariances, const RotationSide& side,
                                int layer, const SideTransform& t, bool exact, double limit) {

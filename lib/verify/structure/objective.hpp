@@ -1,18 +1,53 @@
 // SPDX-License-Identifier: MIT
-// What the objective of a side says of its matrices: "stretch_qqt_r_h_pbr" names what they diagonalise (qqt)
-// and how they are composed (r_h_pbr).
-// Compositions of eigenvectors U, with H and P as objective.cpp defines them:
+// The few dense products that checks need, row-major fp64 (dim, dim). Of the code that it checks the checker shares
+// nothing but the BLAS. And what the objective of a side says of its matrices: "stretch_qqt_r_h_pbr" names what they
+// diagonalise (qqt) and how they are composed (r_h_pbr). Compositions of eigenvectors U, with H and P as objective.cpp
+// defines them:
 //   plain U   br UP   br_h128 UPH   r_h UH   r_h_pbr UHP   h_r_pbr HUP   h_pbr_r HPU   pbr P   h_pbr HP (no U inside)
 #pragma once
 
+#include <cmath>
+#include <cstddef>
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
-#include "set/rotation_part.hpp"
-#include "verify/structure/matrix.hpp"
+#include "kernels/products.hpp"
+#include "set/set.hpp"
 
 namespace oscar::verify {
+
+using Matrix = std::vector<double>;
+
+/// a b
+[[nodiscard]] inline Matrix multiply(std::span<const double> a, std::span<const double> b, std::size_t dim) {
+  Matrix out(dim * dim);
+  square_product(a, false, b, dim, out);
+  return out;
+}
+
+/// a^T b
+[[nodiscard]] inline Matrix multiply_transposed(std::span<const double> a, std::span<const double> b, std::size_t dim) {
+  Matrix out(dim * dim);
+  square_product(a, true, b, dim, out);
+  return out;
+}
+
+[[nodiscard]] inline Matrix transpose(std::span<const double> a, std::size_t dim) {
+  Matrix out(dim * dim);
+  for (std::size_t i = 0; i < dim; ++i) {
+    for (std::size_t j = 0; j < dim; ++j) out[j * dim + i] = a[i * dim + j];
+  }
+  return out;
+}
+
+/// sqrt(sum x^2)
+[[nodiscard]] inline double frobenius(std::span<const double> values) {
+  double sum = 0;
+  for (const double x : values) sum += x * x;
+  return std::sqrt(sum);
+}
 
 /// Returns what is diagonalised: "qqt" of "qqt_r_h_pbr" and "stretch_qqt_r_h_pbr".
 [[nodiscard]] std::string objective_name(const std::string& objective);

@@ -5,8 +5,8 @@
 
 #include "base/text.hpp"
 #include "measure/kv_method.hpp"
-#include "verify/structure/checks.hpp"
 #include "verify/structure/objective.hpp"
+#include "verify/structure/subject.hpp"
 #include "verify/verdict/verdict.hpp"
 
 namespace oscar::verify {

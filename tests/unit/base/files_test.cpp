@@ -7,7 +7,6 @@
 #include <atomic>
 #include <thread>
 
-#include "base/atomic_file.hpp"
 #include "support/support.hpp"
 
 namespace oscar {

@@ -7,7 +7,6 @@
 
 #include <array>
 
-#include "base/atomic_file.hpp"
 #include "base/files.hpp"
 #include "support/support.hpp"
 

@@ -6,7 +6,6 @@
 #include <thread>
 #include <vector>
 
-#include "base/clock.hpp"
 #include "base/status.hpp"
 #include "dump/source.hpp"
 #include "support/memory_source.hpp"

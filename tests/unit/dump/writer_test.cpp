@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: MIT
 // A live model as a source, and rows of a dump written from it. What a dump holds: tests/cli/dump.
-#include "dump/writer.hpp"
-
 #include <doctest/doctest.h>
 #include <unistd.h>
 

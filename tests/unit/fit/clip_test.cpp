@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT
-#include "method/clip.hpp"
-
 #include <doctest/doctest.h>
 
 #include <algorithm>
 #include <cstring>
 
+#include "method/solve.hpp"
 #include "support/backend.hpp"
 #include "support/fit_source.hpp"
 #include "support/support.hpp"

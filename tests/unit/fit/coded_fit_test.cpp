@@ -5,7 +5,6 @@
 #include <cmath>
 
 #include "fit/fit.hpp"
-#include "fit/part_fits.hpp"
 #include "fit/take.hpp"
 #include "support/backend.hpp"
 #include "support/memory_source.hpp"

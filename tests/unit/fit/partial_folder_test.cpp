@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: MIT
-#include "fit/partial_folder.hpp"
-
 #include <doctest/doctest.h>
 
-#include "base/atomic_file.hpp"
 #include "base/files.hpp"
+#include "fit/take.hpp"
 #include "moments/statistics.hpp"
 #include "support/support.hpp"
 

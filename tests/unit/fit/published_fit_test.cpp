@@ -9,7 +9,6 @@
 #include "base/files.hpp"
 #include "dump/folder_source.hpp"
 #include "method/compose.hpp"
-#include "method/spectrum.hpp"
 #include "set/formats.hpp"
 #include "support/backend.hpp"
 #include "support/fit_source.hpp"

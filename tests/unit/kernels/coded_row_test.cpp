@@ -12,7 +12,7 @@
 #include "conformance/samples.hpp"
 #include "kernels/reference/attention.hpp"
 #include "kernels/reference/coded_operands.hpp"
-#include "kernels/reference/packing.hpp"
+#include "kernels/reference/row_codec.hpp"
 #include "support/support.hpp"
 #include "tensor/safetensors.hpp"
 

@@ -7,9 +7,8 @@
 #include <vector>
 
 #include "kernels/reference/attention.hpp"
-#include "kernels/reference/moments.hpp"
-#include "kernels/reference/packing.hpp"
-#include "kernels/reference/stored_rows.hpp"
+#include "kernels/reference/reference_backend.hpp"
+#include "kernels/reference/row_codec.hpp"
 
 namespace oscar::reference {
 

@@ -11,7 +11,6 @@
 #include "base/threads.hpp"
 #include "kernels/arguments.hpp"
 #include "kernels/cpu/ops.hpp"
-#include "kernels/reference/packing.hpp"
 #include "kernels/reference/reference_backend.hpp"
 #include "kernels/reference/row_codec.hpp"
 #include "support/support.hpp"

@@ -7,7 +7,7 @@
 
 #include "kernels/backend.hpp"
 #include "measure/peers/baselines.hpp"
-#include "set/coded_part.hpp"
+#include "set/set.hpp"
 #include "support/support.hpp"
 #include "unit/kernels/gaussian.hpp"
 

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: MIT
 // Bases of the coded cache and their grids: by hand where moments are diagonal, and by what coded rows really lose.
-#include "method/coded_basis.hpp"
-
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -9,7 +7,6 @@
 
 #include "kernels/reference/coded_row.hpp"
 #include "method/coded_levels.hpp"
-#include "method/coded_side.hpp"
 #include "support/backend.hpp"
 #include "support/support.hpp"
 

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: MIT
-#include "method/stretch.hpp"
-
 #include <doctest/doctest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <random>
 
-#include "method/spectrum.hpp"
+#include "method/compose.hpp"
+#include "method/solve.hpp"
 #include "support/backend.hpp"
 #include "support/support.hpp"
 

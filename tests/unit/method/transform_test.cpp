@@ -5,7 +5,6 @@
 #include <cmath>
 
 #include "method/compose.hpp"
-#include "method/spectrum.hpp"
 #include "support/backend.hpp"
 #include "support/support.hpp"
 

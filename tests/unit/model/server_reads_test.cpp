@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-#include "model/weights/server_reads.hpp"
-
 #include <doctest/doctest.h>
 
 #include <array>
 #include <cstring>
+
+#include "model/weights/checkpoint.hpp"
 
 namespace oscar {
 namespace {

@@ -3,7 +3,6 @@
 
 #include <doctest/doctest.h>
 
-#include "base/atomic_file.hpp"
 #include "base/files.hpp"
 #include "base/json.hpp"
 #include "base/sha256.hpp"

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <functional>
 
-#include "base/atomic_file.hpp"
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/json.hpp"

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include "remote/remote_file.hpp"
-
 #include <arpa/inet.h>
 #include <doctest/doctest.h>
 #include <sys/socket.h>
@@ -13,6 +11,7 @@
 #include <thread>
 
 #include "base/threads.hpp"
+#include "remote/server.hpp"
 #include "support/support.hpp"
 
 namespace oscar {

@@ -5,7 +5,6 @@
 #include <functional>
 #include <limits>
 
-#include "base/atomic_file.hpp"
 #include "base/files.hpp"
 #include "measure/kv_method.hpp"
 #include "set/manifest.hpp"

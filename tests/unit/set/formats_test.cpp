@@ -3,7 +3,6 @@
 
 #include <doctest/doctest.h>
 
-#include "base/atomic_file.hpp"
 #include "base/files.hpp"
 #include "set/serve_env.hpp"
 #include "set/set_folder.hpp"

@@ -3,7 +3,7 @@
 
 #include <doctest/doctest.h>
 
-#include "base/atomic_file.hpp"
+#include "base/files.hpp"
 #include "support/support.hpp"
 
 namespace oscar {

@@ -6,7 +6,6 @@
 #include <chrono>
 #include <thread>
 
-#include "base/atomic_file.hpp"
 #include "base/files.hpp"
 #include "support/support.hpp"
 

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT
-#include "tensor/pickle.hpp"
-
 #include <doctest/doctest.h>
 
 #include "base/files.hpp"
 #include "support/support.hpp"
+#include "tensor/pt.hpp"
 
 namespace oscar {
 namespace {

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include "tensor/zip.hpp"
-
 #include <doctest/doctest.h>
 #include <sys/mman.h>
 
@@ -10,6 +8,7 @@
 
 #include "base/errors.hpp"
 #include "support/support.hpp"
+#include "tensor/pt.hpp"
 
 namespace oscar {
 namespace {

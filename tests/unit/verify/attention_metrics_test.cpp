@@ -10,7 +10,6 @@
 #include "dump/folder_source.hpp"
 #include "measure/peers/baselines.hpp"
 #include "method/compose.hpp"
-#include "method/spectrum.hpp"
 #include "moments/take.hpp"
 #include "support/backend.hpp"
 #include "support/support.hpp"

@@ -7,7 +7,7 @@
 
 #include "moments/take.hpp"
 #include "unit/verify/sample.hpp"
-#include "verify/structure/checks.hpp"
+#include "verify/structure/subject.hpp"
 
 namespace oscar {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <numeric>
 
-#include "set/coded_part.hpp"
+#include "set/set.hpp"
 #include "unit/verify/sample.hpp"
 #include "verify/verdict/verdict.hpp"
 

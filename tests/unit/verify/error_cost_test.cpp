@@ -3,7 +3,6 @@
 #include <doctest/doctest.h>
 
 #include "dump/live_source.hpp"
-#include "fit/part_fits.hpp"
 #include "fit/take.hpp"
 #include "measure/kv_method.hpp"
 #include "measure/predictions/model_metrics.hpp"

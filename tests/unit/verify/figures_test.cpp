@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Figures of predictions, their quantiles and intervals, against values by hand and plain loops.
+#include "measure/figures.hpp"
+
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -7,10 +9,7 @@
 #include <random>
 #include <vector>
 
-#include "measure/predictions/model_data.hpp"
 #include "measure/predictions/model_metrics.hpp"
-#include "measure/predictions/token_distribution.hpp"
-#include "measure/quantiles.hpp"
 #include "unit/verify/text_figures.hpp"
 
 namespace oscar::verify {

@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: MIT
 // Which text says something about a set: text that it was not fitted on, and of which enough was quantised.
-#include "verify/verdict/measured_text.hpp"
-
 #include <doctest/doctest.h>
 
 #include <numeric>
 
 #include "dump/folder_source.hpp"
-#include "dump/writer.hpp"
 #include "model/tokenizer/tokens.hpp"
 #include "unit/verify/sample.hpp"
+#include "verify/verdict/verdict.hpp"
 
 namespace oscar {
 namespace {

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/check.hpp"
+#include "base/errors.hpp"
 #include "measure/peers/baselines.hpp"
 #include "support/backend.hpp"
 #include "support/support.hpp"

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT
 // Plans for the caches of engines name what was planted, in the engine's own words.
-#include "verify/stock_caches.hpp"
-
 #include <cstring>
 
 #include "unit/model/random_model.hpp"
 #include "unit/verify/sample.hpp"
+#include "verify/verify.hpp"
 
 namespace oscar {
 namespace {

@@ -13,8 +13,8 @@
 #include "support/support.hpp"
 #include "tensor/pt.hpp"
 #include "unit/verify/sample.hpp"
-#include "verify/structure/checks.hpp"
 #include "verify/structure/objective.hpp"
+#include "verify/structure/subject.hpp"
 
 namespace oscar {
 namespace {

@@ -6,11 +6,9 @@
 
 #include <algorithm>
 
-#include "base/atomic_file.hpp"
 #include "base/files.hpp"
 #include "dump/folder_source.hpp"
 #include "dump/live_source.hpp"
-#include "dump/writer.hpp"
 #include "measure/peers/baselines.hpp"
 #include "set/formats.hpp"
 #include "support/support.hpp"

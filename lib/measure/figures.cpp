@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-#include "measure/quantiles.hpp"
+#include "measure/figures.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <random>
 
-#include "base/check.hpp"
+#include "base/errors.hpp"
 
 namespace oscar {
 namespace {
