@@ -62,8 +62,7 @@ struct Rows {
 };
 
 Tensor member(const PtValue& dict, const char* name, const std::string& where) {
-  const PtValue* value = dict.find(name);
-  if (value != nullptr && value->get_if<Tensor>() != nullptr) return *value->get_if<Tensor>();
+  if (const auto* tensor = member_of<Tensor>(&dict, name)) return *tensor;
   throw DataError(std::string("there is no tensor \"") + name + "\"", where,
                   "dump queries, keys and values; latents of MLA models are another thing");
 }

@@ -16,13 +16,6 @@ namespace {
 
 constexpr int kMostLayers = 100'000;
 
-/// Null if there is no such member, or another value.
-template <class T>
-const T* member_of(const PtValue* dict, const auto& name) {
-  const PtValue* const value = dict == nullptr ? nullptr : dict->find(name);
-  return value == nullptr ? nullptr : value->get_if<T>();
-}
-
 }  // namespace
 
 bool is_server_file(const PtValue& archive) {

@@ -82,19 +82,17 @@ void require_fit(const RotationPart& set, const GgufFile& model, const std::stri
 SideTransform latent_from(const PtValue& value, const std::string& where) {
   SideTransform side;
   const auto* bare = value.get_if<Tensor>();
-  const auto member = [&](const char* name) {
-    const PtValue* found = value.find(std::string(name));
-    return found == nullptr ? nullptr : found->get_if<Tensor>();
-  };
-  const Tensor* rotation = bare != nullptr ? bare : member("rotation");
+  const Tensor* rotation = bare != nullptr ? bare : member_of<Tensor>(&value, "rotation");
   if (rotation == nullptr) {
     throw DataError("neither a matrix nor a dict with \"rotation\"", where,
                     "check that this is an MLA rotation folder");
   }
   side.rotation = MatrixStack::from(*rotation, where);
   if (bare != nullptr) return side;
-  if (const Tensor* read = member("q_rotation")) side.read_rotation = MatrixStack::from(*read, where + ", q_rotation");
-  if (const Tensor* mean = member("mean")) side.mean = mean->to_doubles();
+  if (const auto* read = member_of<Tensor>(&value, "q_rotation")) {
+    side.read_rotation = MatrixStack::from(*read, where + ", q_rotation");
+  }
+  if (const auto* mean = member_of<Tensor>(&value, "mean")) side.mean = mean->to_doubles();
   const bool fits = side.rotation.count == 1 && side.mean.size() % static_cast<std::size_t>(side.rotation.dim) == 0 &&
                     (side.read_rotation.count == 0 || side.read_rotation.data.size() == side.rotation.data.size());
   if (!fits) throw DataError("mean or q_rotation do not fit the rotation", where, "fetch or write the file again");

@@ -41,8 +41,7 @@ bool is_env(const fs::path& file, const std::string& due) {
 
 bool is_side(const fs::path& file, const RotationPart& part, SideOfLayer side) {
   const PtValue found = read_pt(file);
-  const PtValue* version = found.find("format_version");
-  const auto* number = version == nullptr ? nullptr : version->get_if<std::int64_t>();
+  const auto* number = member_of<std::int64_t>(&found, "format_version");
   const bool usual = number != nullptr && *number >= 1 && *number <= 3;
   return usual && found == side_pt(part, side, static_cast<int>(*number), file.string());
 }

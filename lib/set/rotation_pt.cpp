@@ -23,9 +23,9 @@ PtItem item(const char* name, T value) {
 
 template <class T>
 const T& member(const PtValue& dict, const char* name, const std::string& where) {
-  const PtValue* value = dict.find(std::string(name));
-  if (value == nullptr || value->get_if<T>() == nullptr) fail(std::string("no member \"") + name + "\"", where);
-  return *value->get_if<T>();
+  const T* value = member_of<T>(&dict, name);
+  if (value == nullptr) fail(std::string("no member \"") + name + "\"", where);
+  return *value;
 }
 
 int layer_id_of(const PtValue& key, const std::string& where) {
@@ -66,8 +66,8 @@ SideTransform side_from(const PtValue& layer, const std::string& where) {
 void take_clip_ratios(const PtValue& root, RotationFile& file, const std::string& where) {
   const PtValue* calibration = root.find(std::string("calibration"));
   const PtValue* ratios = calibration == nullptr ? nullptr : calibration->find(std::string("clip_ratio"));
-  const PtValue* scalar = ratios == nullptr ? nullptr : calibration->find(std::string("clip_scalar"));
-  if (scalar == nullptr || scalar->get_if<double>() == nullptr) return;
+  const auto* scalar = member_of<double>(calibration, "clip_scalar");
+  if (ratios == nullptr || scalar == nullptr) return;
   for (auto& [id, side] : file.layers) {
     const PtValue* entry = ratios->find(std::int64_t{id});
     if (entry == nullptr) return;
@@ -80,7 +80,7 @@ void take_clip_ratios(const PtValue& root, RotationFile& file, const std::string
     if (values.size() > 1) side.head_clip_ratios = std::move(values);
   }
   file.has_clip_ratios = true;
-  file.clip_scalar = *scalar->get_if<double>();
+  file.clip_scalar = *scalar;
 }
 
 void append_extension(const SideTransform& side, const char* read_name, bool per_head, PtDict& entry) {
@@ -93,20 +93,13 @@ void append_extension(const SideTransform& side, const char* read_name, bool per
   entry.push_back(item("k_mean", Tensor::from({heads, dim}, std::span(side.mean))));
 }
 
-/// Null unless the dict, which may be null, has it with this type.
-template <class T>
-const T* maybe(const PtValue* dict, const char* name) {
-  const PtValue* value = dict == nullptr ? nullptr : dict->find(std::string(name));
-  return value == nullptr ? nullptr : value->get_if<T>();
-}
-
 std::string text_or_empty(const PtValue* dict, const char* name, const std::string& where) {
-  const auto* text = maybe<std::string>(dict, name);
+  const auto* text = member_of<std::string>(dict, name);
   return text == nullptr ? "" : plain_text(*text, std::string("\"") + name + "\"", where);
 }
 
 std::int64_t number_or_zero(const PtValue* dict, const char* name) {
-  const auto* number = maybe<std::int64_t>(dict, name);
+  const auto* number = member_of<std::int64_t>(dict, name);
   return number == nullptr ? 0 : *number;
 }
 

@@ -61,6 +61,13 @@ struct PtItem {
 
 inline bool PtValue::operator==(const PtValue& other) const { return value == other.value; }
 
+/// The member of a dict, which may be null, if it has this type; else null.
+template <class T>
+[[nodiscard]] const T* member_of(const PtValue* dict, const auto& key) {
+  const PtValue* const value = dict == nullptr ? nullptr : dict->find(key);
+  return value == nullptr ? nullptr : value->get_if<T>();
+}
+
 /// Reads a whole archive. Throws DataError: missing, truncated, not an archive, a forbidden global.
 [[nodiscard]] PtValue read_pt(const std::filesystem::path& path);
 /// Reads an archive that holds one bare tensor. Throws DataError if it holds something else.
