@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "zoo/publish.hpp"
 
+#include <fmt/chrono.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -25,15 +26,6 @@ namespace {
 
 /// Attempts at a repository that others change at the same time.
 constexpr int kMaxConflicts = 50;
-
-std::string utc_now() {
-  const std::time_t now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
-  std::tm parts{};
-  gmtime_r(&now, &parts);
-  char text[32];
-  (void)std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
-  return text;
-}
 
 /// Why the set needs --force; empty: it does not.
 std::string why_forced(const Json& manifest) {
@@ -97,7 +89,7 @@ ZooEntry make_entry(const SetName& name, const SetManifest& manifest, bool force
   entry.manifest_size = manifest.text.size();
   entry.total_size = manifest.total_size;
   entry.summary = summary_of_set(manifest.document);
-  entry.created = utc_now();
+  entry.created = fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
   entry.forced = forced;
   return entry;
 }
