@@ -70,9 +70,8 @@ std::string shell_quoted(std::string_view text) {
 
 std::string plain_text(std::string text, const std::string& what, const std::string& where, std::size_t most) {
   if (text.size() > most) {
-    throw DataError(
-        what + " has " + plural(static_cast<std::int64_t>(text.size()), "byte") + ", more than " + std::to_string(most),
-        where, "use a file that its maker wrote with care, or ask for another");
+    throw DataError(what + " has " + plural(text.size(), "byte") + ", more than " + std::to_string(most), where,
+                    "use a file that its maker wrote with care, or ask for another");
   }
   if (printable_line(text) == text) return text;
   throw DataError(what + " holds control characters, or is not UTF-8: " + printable_line(text.substr(0, 100)), where,

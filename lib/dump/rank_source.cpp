@@ -252,8 +252,8 @@ std::size_t copies_of(const Views& keys, const std::string& where) {
     fail("ranks 0 and " + std::to_string(copies) + " hold almost the same keys", where);
   }
   if (keys.size() % copies != 0) {
-    fail(plural(static_cast<std::int64_t>(keys.size()), "rank") + (keys.size() == 1 ? " holds" : " hold") +
-             " copies of " + std::to_string(copies) + " each",
+    fail(plural(keys.size(), "rank") + (keys.size() == 1 ? " holds" : " hold") + " copies of " +
+             std::to_string(copies) + " each",
          where);
   }
   return copies;

@@ -186,8 +186,8 @@ std::string describe(std::span<const SampledSequence> sample, const SampleOption
     keys += sequence.k.shape[0];
     queries += sequence.query_positions.size();
   }
-  return plural(keys, "key") + " in " + plural(static_cast<std::int64_t>(sample.size()), "sequence") + ", " +
-         plural(queries, "query", "queries") + " per head, seed " + std::to_string(options.seed);
+  return plural(keys, "key") + " in " + plural(sample.size(), "sequence") + ", " + plural(queries, "query", "queries") +
+         " per head, seed " + std::to_string(options.seed);
 }
 
 }  // namespace oscar

@@ -81,9 +81,9 @@ struct CurlTransfer {
     const bool ranged = request.offset > 0 || request.length;
     if (code == CURLE_OK && (status == 200 || (ranged && status == 206))) return;
     if (code == CURLE_FILESIZE_EXCEEDED) {
-      throw TransportError("the server offers more than the " +
-                               plural(static_cast<std::int64_t>(request.max_bytes), "byte") + " that are expected",
-                           where, "check that the address is the right one; tell who hosts it");
+      throw TransportError(
+          "the server offers more than the " + plural(request.max_bytes, "byte") + " that are expected", where,
+          "check that the address is the right one; tell who hosts it");
     }
     const bool answered = code == CURLE_OK || code == CURLE_HTTP_RETURNED_ERROR;
     const std::string what = handle.failure(code);

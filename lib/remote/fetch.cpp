@@ -103,8 +103,7 @@ class TextTransfer : public Transfer {
 
   bool complete() override {
     if (text_.size() >= limits_.least) return true;
-    throw TransientError("only " + std::to_string(text_.size()) + " of " +
-                             plural(static_cast<std::int64_t>(limits_.least), "byte") + " came",
+    throw TransientError("only " + std::to_string(text_.size()) + " of " + plural(limits_.least, "byte") + " came",
                          where_, "run again; if it stays so, the file is truncated there: publish it again");
   }
 
@@ -114,9 +113,8 @@ class TextTransfer : public Transfer {
  private:
   void take(std::span<const std::byte> bytes) {
     if (bytes.size() > limits_.most - text_.size()) {
-      throw TransportError(
-          "there are more than the " + plural(static_cast<std::int64_t>(limits_.most), "byte") + " that are expected",
-          where_, "check that the address is the right one; tell who hosts it");
+      throw TransportError("there are more than the " + plural(limits_.most, "byte") + " that are expected", where_,
+                           "check that the address is the right one; tell who hosts it");
     }
     text_.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   }
@@ -148,9 +146,8 @@ class PieceTransfer : public Transfer {
     if (received_ == to_.size()) return true;
     if (offset_ + received_ < object_.size().value_or(0)) {
       if (received_ > before_) return false;  // less than was asked for, as servers may: the rest is next
-      throw TransientError("only " + std::to_string(received_) + " of " +
-                               plural(static_cast<std::int64_t>(to_.size()), "byte") + " came",
-                           where_, "run again; if it stays so, the server is at fault");
+      throw TransientError("only " + std::to_string(received_) + " of " + plural(to_.size(), "byte") + " came", where_,
+                           "run again; if it stays so, the server is at fault");
     }
     throw DataError("the file ends before its data does", where_, "write or upload it again");
   }

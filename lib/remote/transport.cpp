@@ -94,8 +94,8 @@ class FolderTransport : public Transport {
       throw NotFound("no such file", file, "check the path of the zoo, and that the set was published completely");
     }
     if (const auto size = fs::file_size(file, error); !error && size > max_bytes) {
-      throw TransportError("the file has " + plural(static_cast<std::int64_t>(size), "byte") + ", more than the " +
-                               std::to_string(max_bytes) + " that are expected",
+      throw TransportError("the file has " + plural(size, "byte") + ", more than the " + std::to_string(max_bytes) +
+                               " that are expected",
                            file, "publish the set again");
     }
     const std::unique_ptr<std::FILE, int (*)(std::FILE*)> stream(std::fopen(file.c_str(), "rbe"), &std::fclose);

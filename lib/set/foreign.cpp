@@ -70,12 +70,10 @@ void require_fit(const RotationPart& set, const GgufFile& model, const std::stri
     const bool inside = !blocks || static_cast<std::uint32_t>(layer.layer_id) < *blocks;
     const bool same = !head_dim || static_cast<std::uint32_t>(layer.key.rotation.dim) == *head_dim;
     if (inside && same) continue;
-    throw DataError(
-        "the model has " +
-            (inside ? "head_dim " + std::to_string(*head_dim) : plural(static_cast<std::int64_t>(*blocks), "layer")) +
-            ", the set has " +
-            (inside ? std::to_string(layer.key.rotation.dim) : "layer " + std::to_string(layer.layer_id)),
-        where, "use the GGUF of the model that the set was fitted for");
+    throw DataError("the model has " + (inside ? "head_dim " + std::to_string(*head_dim) : plural(*blocks, "layer")) +
+                        ", the set has " +
+                        (inside ? std::to_string(layer.key.rotation.dim) : "layer " + std::to_string(layer.layer_id)),
+                    where, "use the GGUF of the model that the set was fitted for");
   }
 }
 

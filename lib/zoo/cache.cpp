@@ -65,8 +65,7 @@ class FileTransfer : public Transfer {
 
   bool complete() override {
     if (received_ < expected_.size) {
-      throw TransientError("only " + std::to_string(received_) + " of " +
-                               plural(static_cast<std::int64_t>(expected_.size), "byte") + " came",
+      throw TransientError("only " + std::to_string(received_) + " of " + plural(expected_.size, "byte") + " came",
                            where_, "run again; if it stays so, the file in the zoo is truncated: publish it again");
     }
     const bool right = expected_.git_oid.empty() ? hash_->hex() == expected_.sha256
@@ -120,8 +119,7 @@ class FileTransfer : public Transfer {
 
   void take(std::span<const std::byte> bytes) {
     if (bytes.size() > expected_.size - received_) {
-      throw TransportError("there are more than the " + plural(static_cast<std::int64_t>(expected_.size), "byte") +
-                               " that the manifest lists",
+      throw TransportError("there are more than the " + plural(expected_.size, "byte") + " that the manifest lists",
                            where_, "tell who hosts the zoo");
     }
     while (!bytes.empty()) {

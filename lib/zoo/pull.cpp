@@ -66,9 +66,8 @@ void require_trust(const TrustOptions& options, const SetManifest& manifest, con
 SetManifest fetch_manifest(Transport& zoo, const ZooEntry& entry, const TransferOptions& options, Status& status) {
   const std::string path = join_path(entry.path, kManifestName), where = zoo.where(path);
   if (entry.manifest_size > kMaxDocumentBytes) {
-    throw DataError(
-        "the index announces a manifest of " + plural(static_cast<std::int64_t>(entry.manifest_size), "byte"), where,
-        "tell who hosts the zoo");
+    throw DataError("the index announces a manifest of " + plural(entry.manifest_size, "byte"), where,
+                    "tell who hosts the zoo");
   }
   std::string text = fetch_text(zoo, path, {entry.manifest_size, entry.manifest_size}, options, status);
   if (sha256_hex(text) != entry.manifest_sha256) {
@@ -199,8 +198,8 @@ class Pull {
 
   void require_size(std::uint64_t bytes) const {
     if (bytes <= options_.max_bytes) return;
-    throw DataError("the set has " + plural(static_cast<std::int64_t>(bytes), "byte") + ", more than the " +
-                        std::to_string(options_.max_bytes) + " that are allowed",
+    throw DataError("the set has " + plural(bytes, "byte") + ", more than the " + std::to_string(options_.max_bytes) +
+                        " that are allowed",
                     zoo_.text(), "pass a larger --max-size if you expect that");
   }
 

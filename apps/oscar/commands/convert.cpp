@@ -23,9 +23,8 @@ void run(ConvertCommand& command, Context& context) {
   for (const std::string& lost : result.lost) {
     context.status->notice("lost, since " + std::string(name_of(result.to)) + " has no place for it: " + lost);
   }
-  context.status->notice("wrote " + plural(static_cast<std::int64_t>(result.layers), "layer") + " from " +
-                         std::string(name_of(result.from)) + " as " + std::string(name_of(result.to)) + ": " +
-                         command.out.string());
+  context.status->notice("wrote " + plural(result.layers, "layer") + " from " + std::string(name_of(result.from)) +
+                         " as " + std::string(name_of(result.to)) + ": " + command.out.string());
   emit_json(context, {{"path", command.out.string()},
                       {"from", name_of(result.from)},
                       {"to", name_of(result.to)},

@@ -301,7 +301,7 @@ void finish(const Set& set, double startup, double seconds, const FitCommand& co
     parts[name] = {{"recipe", part.recipe}, {"layers", layers_of(part)}};
   }
   const std::size_t layers = set.coded ? set.coded->layers.size() : set.rotations.begin()->second.layers.size();
-  status.notice(fmt::format("fitted {} on {} in {:.2f} s, {}", plural(static_cast<std::int64_t>(layers), "layer"),
+  status.notice(fmt::format("fitted {} on {} in {:.2f} s, {}", plural(layers, "layer"),
                             plural(set.calibration.tokens, "token"), seconds, backend.description()));
   if (set.coded) tell_part(kCodedName, fmt::format("{:.3f} bits a value", bits_of(*set.coded)), set, status);
   for (const auto& [name, part] : set.rotations) {
@@ -344,9 +344,9 @@ void save(const Statistics& statistics, const FitCommand& command, double second
   std::int64_t tokens = 0;
   for (const CalibrationData& part : statistics.data) tokens += part.tokens;
   const std::size_t layers = statistics.layers.size(), parts = statistics.data.size();
-  context.status->notice(fmt::format(
-      "statistics of {}, {} in {}, {:.2f} s: wrote {}", plural(static_cast<std::int64_t>(layers), "layer"),
-      plural(tokens, "token"), plural(static_cast<std::int64_t>(parts), "part"), seconds, command.save_stats.string()));
+  context.status->notice(fmt::format("statistics of {}, {} in {}, {:.2f} s: wrote {}", plural(layers, "layer"),
+                                     plural(tokens, "token"), plural(parts, "part"), seconds,
+                                     command.save_stats.string()));
   if (!command.out.empty()) return;
   emit_json(context, {{"statistics", command.save_stats.string()},
                       {"layers", layers},

@@ -68,8 +68,7 @@ void run_list(const ListOptions& options, const Context& context) {
   if (!context.common.json_to_stdout && rows.size() > 1) print(format_table(rows));
   if (list.rows.empty()) {
     context.status->notice(list.all == 0 ? "the zoo is empty: " + list.zoo
-                                         : "none of the " + plural(static_cast<std::int64_t>(list.all), "set") +
-                                               " fits: " + list.zoo);
+                                         : "none of the " + plural(list.all, "set") + " fits: " + list.zoo);
   }
   emit_json(context, {{"zoo", list.zoo}, {"sets", list.rows}});
 }

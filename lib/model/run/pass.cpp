@@ -97,8 +97,8 @@ void check_sequences(std::span<const TokenSequence> sequences, std::span<const s
     if (sequences[s].empty()) throw DataError("the sequence is empty", where, "leave it out");
     const std::int64_t first = first_positions.empty() ? 0 : first_positions[s];
     if (first + std::ssize(sequences[s]) > config.max_position_embeddings) {
-      throw DataError("the sequence has " + plural(static_cast<std::int64_t>(sequences[s].size()), "token") +
-                          ", the model's context is " + std::to_string(config.max_position_embeddings),
+      throw DataError("the sequence has " + plural(sequences[s].size(), "token") + ", the model's context is " +
+                          std::to_string(config.max_position_embeddings),
                       where, "cut it with --seq-len");
     }
     for (std::size_t t = 0; t < sequences[s].size(); ++t) {
