@@ -49,16 +49,13 @@ void register_dump(CLI::App& app, Context& context) {
       "  oscar dump --model Qwen3-8B --text calibration.txt --out dump");
   add_model_input_options(*dump, options->input);
   dump->get_option("--model")->required();
-  writes(dump->add_option("--out", options->out, "Folder to write"))->type_name("DIR")->required()->group("Output");
+  dump->option_defaults()->group("Output");
+  writes(dump->add_option("--out", options->out, "Folder to write"))->type_name("DIR")->required();
+  dump->option_defaults()->always_capture_default();
   dump->add_option("--dtype", options->live.dtype, "Type of the tensors; auto = the checkpoint's")
-      ->check(CLI::IsMember({"auto", "float32", "bfloat16", "float16"}))
-      ->capture_default_str()
-      ->group("Output");
-  dump->add_option("--format", options->format, "Files to write")
-      ->check(CLI::IsMember({"pt", "h5", "safetensors"}))
-      ->capture_default_str()
-      ->group("Output");
-  dump->add_flag("--force", options->force, "Replace --out if it exists")->group("Output");
+      ->check(CLI::IsMember({"auto", "float32", "bfloat16", "float16"}));
+  dump->add_option("--format", options->format, "Files to write")->check(CLI::IsMember({"pt", "h5", "safetensors"}));
+  dump->add_flag("--force", options->force, "Replace --out if it exists");
   add_json_option(*dump, context);
   dump->callback([options, &context] { run(*options, context); });
 }

@@ -202,21 +202,20 @@ void add_recipe_options(CLI::App& app, FitCommand& command) {
 }
 
 void add_output_options(CLI::App& app, FitCommand& command) {
-  writes(app.add_option("--out", command.out, "Folder for the set"))->type_name("DIR")->group("Output");
+  app.option_defaults()->group("Output");
+  writes(app.add_option("--out", command.out, "Folder for the set"))->type_name("DIR");
   writes(app.add_option("--save-stats", command.save_stats,
                         "Write what was taken of the data, or of --stats, to this file"))
-      ->type_name("FILE")
-      ->group("Output");
+      ->type_name("FILE");
   app.add_option("--format", command.formats, "Files of rotations: pt, or pt,h5")
       ->capture_default_str()
       ->group("More output");
-  app.add_flag("--force", command.force, "Replace an existing output folder")->group("Output");
+  app.add_flag("--force", command.force, "Replace an existing output folder");
   app.add_flag(
-         "--resume", command.resume,
-         "Keep in OUT.partial (of statistics: FILE.partial) what is taken, and go on with what is there. Of a model "
-         "hidden states are kept too, with keys and values that layers share: at most twice "
-         "tokens x (hidden size + shared channels) x 4 bytes")
-      ->group("Output");
+      "--resume", command.resume,
+      "Keep in OUT.partial (of statistics: FILE.partial) what is taken, and go on with what is there. Of a model "
+      "hidden states are kept too, with keys and values that layers share: at most twice "
+      "tokens x (hidden size + shared channels) x 4 bytes");
 }
 
 /// The options that are fit's own; those of its input are added before.

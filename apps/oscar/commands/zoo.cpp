@@ -170,23 +170,21 @@ void register_pull(CLI::App& app, Context& context) {
       pull->add_flag("--offline", options->offline, "Use no network: only the cache, or a zoo in a folder");
   pull->add_flag("--refresh", options->refresh, "Ask a web zoo again although the cache knows the name")
       ->excludes(offline);
+  pull->option_defaults()->group("Trust");
   pull->add_flag("--require-signature", options->trust.require_signature,
-                 "Refuse what is not signed, and from then on what others sign")
-      ->group("Trust");
+                 "Refuse what is not signed, and from then on what others sign");
   pull->add_option("--key", options->trust.keys, "Public Ed25519 key (PEM) that must have signed; may be given again")
-      ->type_name("FILE")
-      ->group("Trust");
+      ->type_name("FILE");
+  pull->option_defaults()->group("Transfer");
   pull->add_option("--max-size", options->max_bytes, "Refuse sets of more bytes")
       ->transform(CLI::AsSizeValue(false).description(""))
       ->check(kPositive)
       ->type_name("SIZE")
-      ->default_str("4G")
-      ->group("Transfer");
+      ->default_str("4G");
   add_timeout_option(*pull, options->transfer.timeout_seconds);
   pull->add_option("--retries", options->transfer.retries, "Further attempts after HTTP 429, 5xx or a lost connection")
       ->check(CLI::Range(0, 20))
-      ->capture_default_str()
-      ->group("Transfer");
+      ->capture_default_str();
   add_json_option(*pull, context);
   pull->callback([options, &context] { run(*options, context); });
 }
