@@ -50,38 +50,12 @@ struct FitCommand {
   bool force = false, resume = false;
 
   /// Where layers are kept by --resume until the set, or the file of statistics, is written.
-  [[nodiscard]] std::filesystem::path partial_folder() const;
+  [[nodiscard]] std::filesystem::path partial_folder() const {
+    std::filesystem::path folder = save_stats.empty() ? out : save_stats;
+    if (!folder.has_filename()) folder = folder.parent_path();  // SET/
+    return folder += ".partial";
+  }
 };
-
-/// Where Q/K/V come from: a dump, or a model that runs while it is watched (nothing is dumped).
-class FitInput {
- public:
-  FitInput(const FitCommand& command, const Context& context);
-
-  [[nodiscard]] FitData data() { return {*source_, runner_.get(), sequences_, context_, uncodable_, outlives_}; }
-  /// Has a model's hidden states kept beside the layers, and goes on with those there; nothing for a dump.
-  void keep_states(const PartialFolder& partial);
-  /// Waits until a model's first layer is loaded and a GPU's kernels and memory are there.
-  void wait_until_ready();
-  /// Adds fingerprints of the model's weights, or of the dump's layers, to a record of what decides a result.
-  [[nodiscard]] Json with_fingerprints(Json record) const;
-
- private:
-  std::filesystem::path model_, dump_;
-  std::vector<TokenSequence> sequences_;  // what the model reads
-  int context_ = 0;                       // over how many positions they are spread
-  std::string uncodable_;
-  bool outlives_;
-  std::unique_ptr<ModelRunner> runner_;
-  std::unique_ptr<QkvSource> source_;
-  LiveSource* live_ = nullptr;  // if that is what the source is
-};
-
-std::filesystem::path FitCommand::partial_folder() const {
-  std::filesystem::path folder = save_stats.empty() ? out : save_stats;
-  if (!folder.has_filename()) folder = folder.parent_path();  // SET/
-  return folder += ".partial";
-}
 
 /// A hash of the names, the sizes and 64 pieces of each file of weights, by which other weights under the same
 /// configuration show. At a server, versions of files stand for pieces.
@@ -101,49 +75,65 @@ std::string fingerprint_of_weights(const std::filesystem::path& model) {
   return hash.hex();
 }
 
-FitInput::FitInput(const FitCommand& command, const Context& context)
-    : model_(command.input.model), dump_(command.dump), outlives_(!command.save_stats.empty()) {
-  Status& status = *context.status;
-  const std::vector<int> layers = parse_layers(command.input.layers);
-  const TokenLimits& limits = command.input.limits;
-  if (!dump_.empty()) {
-    source_ = open_dump(dump_, {limits.max_tokens, limits.max_sequences, layers}, status);
-    uncodable_ = why_not_coded(*source_);
-    return;
-  }
-  runner_ = open_input_model(command.input, context);
-  sequences_ = read_sequences(command.input, runner_->config(), status);
-  uncodable_ = why_not_coded(runner_->config(), layers);
-  LiveOptions live_options{.layers = layers};
-  if (plan_parts(command.fit, uncodable_.empty()).coded) {
-    const int most = runner_->config().max_position_embeddings, asked = command.fit.context;
-    if (asked > most) {
-      throw UsageError(fmt::format("the model reads {} tokens at most", most), fmt::format("--context {}", asked),
-                       "give that, or less");
+/// Where Q/K/V come from: a dump, or a model that runs while it is watched (nothing is dumped).
+class FitInput {
+ public:
+  FitInput(const FitCommand& command, const Context& context)
+      : model_(command.input.model), dump_(command.dump), outlives_(!command.save_stats.empty()) {
+    Status& status = *context.status;
+    const std::vector<int> layers = parse_layers(command.input.layers);
+    const TokenLimits& limits = command.input.limits;
+    if (!dump_.empty()) {
+      source_ = open_dump(dump_, {limits.max_tokens, limits.max_sequences, layers}, status);
+      uncodable_ = why_not_coded(*source_);
+      return;
     }
-    context_ = asked > 0 ? asked : most;
-    live_options.first_positions = spread_over(context_, sequences_);
+    runner_ = open_input_model(command.input, context);
+    sequences_ = read_sequences(command.input, runner_->config(), status);
+    uncodable_ = why_not_coded(runner_->config(), layers);
+    LiveOptions live_options{.layers = layers};
+    if (plan_parts(command.fit, uncodable_.empty()).coded) {
+      const int most = runner_->config().max_position_embeddings, asked = command.fit.context;
+      if (asked > most) {
+        throw UsageError(fmt::format("the model reads {} tokens at most", most), fmt::format("--context {}", asked),
+                         "give that, or less");
+      }
+      context_ = asked > 0 ? asked : most;
+      live_options.first_positions = spread_over(context_, sequences_);
+    }
+    auto live = open_live(*runner_, sequences_, live_options, status);
+    live_ = live.get();
+    source_ = std::move(live);
   }
-  auto live = open_live(*runner_, sequences_, live_options, status);
-  live_ = live.get();
-  source_ = std::move(live);
-}
 
-void FitInput::wait_until_ready() {
-  if (live_ != nullptr) live_->wait_until_ready();
-}
+  [[nodiscard]] FitData data() { return {*source_, runner_.get(), sequences_, context_, uncodable_, outlives_}; }
+  /// Has a model's hidden states kept beside the layers, and goes on with those there; nothing for a dump.
+  void keep_states(const PartialFolder& partial) {
+    if (live_ != nullptr) live_->keep_states(partial.path(), [&partial](int layer) { return partial.has(layer); });
+  }
+  /// Waits until a model's first layer is loaded and a GPU's kernels and memory are there.
+  void wait_until_ready() {
+    if (live_ != nullptr) live_->wait_until_ready();
+  }
+  /// Adds fingerprints of the model's weights, or of the dump's layers, to a record of what decides a result.
+  [[nodiscard]] Json with_fingerprints(Json record) const {
+    if (!model_.empty()) record["weights"] = fingerprint_of_weights(model_);
+    if (dump_.empty()) return record;
+    Json& layers = record[PartialFolder::kDataOfLayers] = Json::object();
+    for (const auto& [id, print] : fingerprint_layers(dump_, source_->layer_ids())) layers[std::to_string(id)] = print;
+    return record;
+  }
 
-void FitInput::keep_states(const PartialFolder& partial) {
-  if (live_ != nullptr) live_->keep_states(partial.path(), [&partial](int layer) { return partial.has(layer); });
-}
-
-Json FitInput::with_fingerprints(Json record) const {
-  if (!model_.empty()) record["weights"] = fingerprint_of_weights(model_);
-  if (dump_.empty()) return record;
-  Json& layers = record[PartialFolder::kDataOfLayers] = Json::object();
-  for (const auto& [id, print] : fingerprint_layers(dump_, source_->layer_ids())) layers[std::to_string(id)] = print;
-  return record;
-}
+ private:
+  std::filesystem::path model_, dump_;
+  std::vector<TokenSequence> sequences_;  // what the model reads
+  int context_ = 0;                       // over how many positions they are spread
+  std::string uncodable_;
+  bool outlives_;
+  std::unique_ptr<ModelRunner> runner_;
+  std::unique_ptr<QkvSource> source_;
+  LiveSource* live_ = nullptr;  // if that is what the source is
+};
 
 /// In the order and groups that --help shows.
 void add_recipe_options(CLI::App& app, FitCommand& command) {
