@@ -31,31 +31,12 @@ float bisected_threshold(std::span<const float> magnitudes, int rank) {
   return high;
 }
 
-GroupParams encode_group_as(const RowCodec& codec, std::span<const float> group, std::span<std::uint8_t> codes) {
-  if (codec.grid == Grid::kLloydMax) return encode_group_lloyd_max(group, codes);
-  return encode_group(group, codec.levels, codes);
-}
+/// The affine map back of one group: x^ = (code - zero) scale.
+struct GroupParams {
+  float scale, zero;
+};
 
-/// What a reader finds. float16 saturates, so that rows almost without range decode to finite numbers.
-GroupParams stored(GroupParams params, DType dtype) {
-  const auto rounded = [&](float value) {
-    if (dtype == DType::kBF16) return round_to_bf16(value);
-    if (dtype == DType::kF16) return float_from_f16(f16_from_float(std::clamp(value, -kLargestF16, kLargestF16)));
-    return value;
-  };
-  return {rounded(params.scale), rounded(params.zero)};
-}
-
-}  // namespace
-
-float clip_threshold(std::span<const float> row, double ratio, ClipSearch search, std::span<float> scratch) {
-  const int size = static_cast<int>(row.size());
-  const int rank = clip_rank(ratio, size);
-  std::transform(row.begin(), row.end(), scratch.begin(), [](float x) { return std::abs(x); });
-  if (search == ClipSearch::kBisect) return bisected_threshold(scratch.first(row.size()), rank);
-  std::nth_element(scratch.begin(), scratch.begin() + rank, scratch.begin() + size);
-  return scratch[static_cast<std::size_t>(rank)];
-}
+// These encode one group into as many codes as it has values: minmax, and lloyd-max, which has 4 levels.
 
 GroupParams encode_group(std::span<const float> group, int levels, std::span<std::uint8_t> codes) {
   float low = group[0];
@@ -89,27 +70,71 @@ GroupParams encode_group_lloyd_max(std::span<const float> group, std::span<std::
   return {static_cast<float>(scale), static_cast<float>(1.5 - mean / scale)};
 }
 
-RowEncoder::RowEncoder(int head_dim, int group_size)
-    : group_size_(static_cast<std::size_t>(group_size)),
-      clipped_(static_cast<std::size_t>(head_dim)),
-      codes_(clipped_.size()),
-      parameters_(2 * (clipped_.size() / group_size_)) {}
-
-void RowEncoder::encode(std::span<const float> row, const RowCodec& codec) {
-  std::span<const float> source = row;
-  if (codec.clip_ratio > 0) {
-    const float threshold = clip_threshold(row, codec.clip_ratio, codec.clip_search, clipped_);
-    for (std::size_t i = 0; i < row.size(); ++i) clipped_[i] = std::clamp(row[i], -threshold, threshold);
-    source = clipped_;
-  }
-  for (std::size_t first = 0, group = 0; first < row.size(); first += group_size_, ++group) {
-    const GroupParams params = stored(
-        encode_group_as(codec, source.subspan(first, group_size_), std::span(codes_).subspan(first, group_size_)),
-        codec.scale_dtype);
-    parameters_[2 * group] = params.scale, parameters_[2 * group + 1] = params.zero;
-  }
+GroupParams encode_group_as(const RowCodec& codec, std::span<const float> group, std::span<std::uint8_t> codes) {
+  if (codec.grid == Grid::kLloydMax) return encode_group_lloyd_max(group, codes);
+  return encode_group(group, codec.levels, codes);
 }
 
+/// What a reader finds. float16 saturates, so that rows almost without range decode to finite numbers.
+GroupParams stored(GroupParams params, DType dtype) {
+  const auto rounded = [&](float value) {
+    if (dtype == DType::kBF16) return round_to_bf16(value);
+    if (dtype == DType::kF16) return float_from_f16(f16_from_float(std::clamp(value, -kLargestF16, kLargestF16)));
+    return value;
+  };
+  return {rounded(params.scale), rounded(params.zero)};
+}
+
+/// Encodes rows of one size, one after the other.
+class RowEncoder {
+ public:
+  RowEncoder(int head_dim, int group_size)
+      : group_size_(static_cast<std::size_t>(group_size)),
+        clipped_(static_cast<std::size_t>(head_dim)),
+        codes_(clipped_.size()),
+        parameters_(2 * (clipped_.size() / group_size_)) {}
+
+  /// Encodes a row of head_dim values; its codes and parameters stay until the next one.
+  void encode(std::span<const float> row, const RowCodec& codec) {
+    std::span<const float> source = row;
+    if (codec.clip_ratio > 0) {
+      const float threshold = clip_threshold(row, codec.clip_ratio, codec.clip_search, clipped_);
+      for (std::size_t i = 0; i < row.size(); ++i) clipped_[i] = std::clamp(row[i], -threshold, threshold);
+      source = clipped_;
+    }
+    for (std::size_t first = 0, group = 0; first < row.size(); first += group_size_, ++group) {
+      const GroupParams params = stored(
+          encode_group_as(codec, source.subspan(first, group_size_), std::span(codes_).subspan(first, group_size_)),
+          codec.scale_dtype);
+      parameters_[2 * group] = params.scale, parameters_[2 * group + 1] = params.zero;
+    }
+  }
+
+  [[nodiscard]] std::span<const std::uint8_t> codes() const { return codes_; }
+  /// Scale and zero of each group as they are stored, (groups, 2).
+  [[nodiscard]] std::span<const float> parameters() const { return parameters_; }
+
+ private:
+  std::size_t group_size_;
+  std::vector<float> clipped_;
+  std::vector<std::uint8_t> codes_;
+  std::vector<float> parameters_;
+};
+
+}  // namespace
+
+float clip_threshold(std::span<const float> row, double ratio, ClipSearch search, std::span<float> scratch) {
+  const int size = static_cast<int>(row.size());
+  const int rank = clip_rank(ratio, size);
+  std::transform(row.begin(), row.end(), scratch.begin(), [](float x) { return std::abs(x); });
+  if (search == ClipSearch::kBisect) return bisected_threshold(scratch.first(row.size()), rank);
+  std::nth_element(scratch.begin(), scratch.begin() + rank, scratch.begin() + size);
+  return scratch[static_cast<std::size_t>(rank)];
+}
+
+namespace {
+
+/// Decodes the codes of a row by scale and zero of its groups, (groups, 2).
 void decode_row(std::span<const std::uint8_t> codes, std::span<const float> parameters, std::span<float> row) {
   const std::size_t groups = parameters.size() / 2, size = row.size() / groups;
   for (std::size_t group = 0; group < groups; ++group) {
@@ -118,8 +143,6 @@ void decode_row(std::span<const std::uint8_t> codes, std::span<const float> para
       row[i] = (static_cast<float>(codes[i]) - zero) * scale;
   }
 }
-
-namespace {
 
 constexpr std::size_t kRowsPerTask = 1024;
 

@@ -17,35 +17,6 @@ namespace oscar::cpu {
 [[nodiscard]] float clip_threshold(std::span<const float> row, double ratio, ClipSearch search,
                                    std::span<float> scratch);
 
-/// The affine map back of one group: x^ = (code - zero) scale.
-struct GroupParams {
-  float scale, zero;
-};
-/// These encode one group into as many codes as it has values: minmax, and lloyd-max, which has 4 levels.
-GroupParams encode_group(std::span<const float> group, int levels, std::span<std::uint8_t> codes);
-GroupParams encode_group_lloyd_max(std::span<const float> group, std::span<std::uint8_t> codes);
-
-/// Encodes rows of one size, one after the other.
-class RowEncoder {
- public:
-  RowEncoder(int head_dim, int group_size);
-
-  /// Encodes a row of head_dim values; its codes and parameters stay until the next one.
-  void encode(std::span<const float> row, const RowCodec& codec);
-  [[nodiscard]] std::span<const std::uint8_t> codes() const { return codes_; }
-  /// Scale and zero of each group as they are stored, (groups, 2).
-  [[nodiscard]] std::span<const float> parameters() const { return parameters_; }
-
- private:
-  std::size_t group_size_;
-  std::vector<float> clipped_;
-  std::vector<std::uint8_t> codes_;
-  std::vector<float> parameters_;
-};
-
-/// Decodes the codes of a row by scale and zero of its groups, (groups, 2).
-void decode_row(std::span<const std::uint8_t> codes, std::span<const float> parameters, std::span<float> row);
-
 // The history of keys, or of values, of one sequence as a cache keeps it: packed rows in the bytes that servers read
 // (kernels/reference/row_codec.hpp defines them). A row is decoded when somebody reads it.
 
