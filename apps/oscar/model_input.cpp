@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include "model_input.hpp"
-
 #include <algorithm>
 
 #include "base/errors.hpp"

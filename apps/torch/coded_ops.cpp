@@ -25,9 +25,9 @@
 #include <tuple>
 #include <vector>
 
+#include "apps/torch/stable_torch.hpp"
 #include "kernels/coded_turn.hpp"
 #include "on_cpu.hpp"
-#include "tensors.hpp"
 
 namespace oscar::operators {
 namespace {

@@ -19,8 +19,8 @@
 #include <array>
 #include <vector>
 
+#include "apps/torch/stable_torch.hpp"
 #include "on_cpu.hpp"
-#include "tensors.hpp"
 
 namespace oscar::operators {
 namespace {

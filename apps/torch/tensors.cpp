@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "tensors.hpp"
+#include "apps/torch/stable_torch.hpp"
 
 namespace oscar::operators {
 

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include "dump/folder_source.hpp"
-
 #include <algorithm>
 #include <charconv>
 #include <limits>
@@ -21,6 +19,7 @@
 #include "dump/dump_index.hpp"
 #include "dump/rank_source.hpp"
 #include "dump/server_file.hpp"
+#include "dump/source.hpp"
 
 namespace oscar {
 namespace {

@@ -15,7 +15,7 @@
 #include "measure/attention/attention_metrics.hpp"
 #include "method/coded_levels.hpp"
 #include "model/tokenizer/tokens.hpp"
-#include "moments/take.hpp"
+#include "moments/sums.hpp"
 
 namespace oscar {
 namespace {

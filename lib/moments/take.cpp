@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include "moments/take.hpp"
-
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -11,6 +9,7 @@
 
 #include "base/errors.hpp"
 #include "base/threads.hpp"
+#include "moments/sums.hpp"
 
 namespace oscar {
 namespace {

@@ -20,8 +20,6 @@
 namespace oscar {
 namespace {
 
-namespace fs = std::filesystem;
-
 [[noreturn]] void refuse(const std::string& what, const AskedFor& asked) {
   throw UsageError(what, asked.option, asked.remedy);
 }

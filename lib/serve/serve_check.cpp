@@ -90,7 +90,6 @@ ServedDifferences compare(const std::vector<Dialogue>& dialogues, const Predicti
 namespace oscar {
 namespace {
 
-namespace fs = std::filesystem;
 using serve::Dialogue;
 using serve::Prediction;
 using serve::Predictions;

@@ -9,8 +9,8 @@
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/text.hpp"
+#include "set/formats.hpp"
 #include "set/manifest.hpp"
-#include "set/set_file.hpp"
 #include "set/set_folder.hpp"
 
 namespace oscar {

@@ -15,8 +15,6 @@
 namespace oscar {
 namespace {
 
-namespace fs = std::filesystem;
-
 constexpr char kManifestKey[] = "oscar.manifest";
 
 /// The number between `prefix` and `suffix`; nullopt if `name` is not of that form.

@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: MIT
 // Shapes in which rotations lie in files, of our sets and of others: .pt files of both sides (format versions 1 to 3,
-// float32, loaded unmodified by SGLang), tensors in a GGUF file, and a file per layer of MLA models. HDF5 and
-// safetensors are in set/set_file.hpp, a set's folder in set/set_folder.hpp.
+// float32, loaded unmodified by SGLang), tensors in a GGUF file, and a file per layer of MLA models. A set's
+// folder is in set/set_folder.hpp.
+// Rotations in one file, HDF5 or safetensors, as named tensors layers.<id>.{key,value}.{rotation,
+// q_rotation|o_rotation, mean, eigenvalues, covariance, query_covariance}, float32; of HDF5 in groups,
+// "/layers/<id>/key/mean". In a set's folder rotations.h5 stands beside manifest.json, which lists its hash. A file
+// that stands alone has a manifest of its own (a dataset "manifest" of bytes, the metadata "manifest"), so that nothing
+// is lost.
 #pragma once
 
 #include <filesystem>
@@ -79,5 +84,25 @@ void write_rotation_gguf(const std::filesystem::path& path, const Set& set, cons
 /// serves as key and as value, so both sides of a layer are that transform. `path` must exist.
 void write_rotation_mla(const std::filesystem::path& folder, const RotationPart& part);
 [[nodiscard]] RotationPart read_rotation_mla(const std::filesystem::path& folder);
+
+/// Of each part with rotations, in its folder.
+inline constexpr const char* kPartFile = "rotations.h5";
+
+/// Throws DataError if a matrix, a mean or an eigenvalue is not finite as float32, which is how sets are written, or if
+/// a rotation has entries beyond 1e6, which none that keeps scores has.
+void require_finite(const RotationPart& part, const std::string& where);
+
+void write_part_h5(const std::filesystem::path& path, const RotationPart& part);
+/// Fills the matrices of the layers that `part` lists (by layer_id). Throws DataError if a rotation is missing or what
+/// belongs to it does not fit.
+void fill_from_h5(const std::filesystem::path& path, RotationPart& part);
+/// Lists what in the file does not follow from `part`, which was filled from it.
+[[nodiscard]] std::vector<std::string> h5_disagreements(const std::filesystem::path& path, const RotationPart& part);
+
+enum class SetFileKind { kH5, kSafetensors };
+/// A file that stands alone, of a set's only part.
+void write_set_file(const std::filesystem::path& path, SetFileKind kind, const Set& set);
+/// Reads a file that stands alone. Throws DataError: no rotations, or what does not fit together.
+[[nodiscard]] Set read_set_file(const std::filesystem::path& path, SetFileKind kind);
 
 }  // namespace oscar

@@ -12,7 +12,6 @@
 #include "set/formats.hpp"
 #include "set/manifest.hpp"
 #include "set/serve_env.hpp"
-#include "set/set_file.hpp"
 #include "set/set_folder.hpp"
 
 namespace oscar {

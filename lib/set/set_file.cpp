@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include "set/set_file.hpp"
-
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -10,6 +8,7 @@
 
 #include "base/errors.hpp"
 #include "base/files.hpp"
+#include "set/formats.hpp"
 #include "set/manifest.hpp"
 #include "set/set_folder.hpp"
 #include "tensor/hdf5.hpp"

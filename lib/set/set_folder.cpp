@@ -4,9 +4,9 @@
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/threads.hpp"
+#include "set/formats.hpp"
 #include "set/manifest.hpp"
 #include "set/serve_env.hpp"
-#include "set/set_file.hpp"
 
 namespace oscar {
 namespace {

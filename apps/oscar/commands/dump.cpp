@@ -2,9 +2,8 @@
 #include <fmt/format.h>
 
 #include "base/text.hpp"
-#include "dump/folder_source.hpp"
 #include "dump/live_source.hpp"
-#include "model_input.hpp"
+#include "dump/source.hpp"
 #include "options.hpp"
 
 namespace oscar {

@@ -15,7 +15,6 @@
 #include "base/text.hpp"
 #include "console.hpp"
 #include "measure/kv_method.hpp"
-#include "model_input.hpp"
 #include "options.hpp"
 #include "remote/fetch.hpp"
 #include "serve/serve_check.hpp"

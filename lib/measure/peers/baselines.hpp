@@ -42,7 +42,7 @@ struct Peer {
 
 namespace methods {
 
-// What each file of this folder contributes. Formulas stand in the files.
+// Those that decode histories (histories.cpp, where their formulas stand).
 [[nodiscard]] std::vector<Peer> rotated_methods();  // QuaRot, RotateKV, OScaR, OptR
 [[nodiscard]] std::vector<Peer> kivi_methods();     // KIVI, Kitty
 [[nodiscard]] std::vector<Peer> engine_formats();   // TurboQuant of vLLM, llama.cpp, floating-point caches

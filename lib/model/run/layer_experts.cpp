@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include "model/run/layer_experts.hpp"
-
 #include <algorithm>
 #include <condition_variable>
 #include <exception>
@@ -8,6 +6,8 @@
 #include <numeric>
 #include <set>
 #include <thread>
+
+#include "model/run/pass.hpp"
 
 namespace oscar {
 namespace {

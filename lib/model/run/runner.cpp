@@ -9,7 +9,6 @@
 #include "base/threads.hpp"
 #include "model/run/pass.hpp"
 #include "model/weights/checkpoint.hpp"
-#include "model/weights/layout.hpp"
 
 namespace oscar {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "base/errors.hpp"
 #include "model/torch/weights.hpp"
-#include "model/weights/layout.hpp"
+#include "model/weights/checkpoint.hpp"
 
 namespace oscar {
 namespace {

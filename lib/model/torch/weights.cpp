@@ -21,7 +21,7 @@
 #include <thread>
 
 #include "base/errors.hpp"
-#include "model/weights/layout.hpp"
+#include "model/weights/checkpoint.hpp"
 
 namespace oscar {
 namespace {

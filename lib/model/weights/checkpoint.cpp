@@ -7,7 +7,6 @@
 #include "base/sha256.hpp"
 #include "base/status.hpp"
 #include "model/gguf/gguf_model.hpp"
-#include "model/weights/layout.hpp"
 
 namespace oscar {
 namespace {

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include "model/weights/layout.hpp"
-
 #include <algorithm>
 #include <array>
 #include <cstdlib>
@@ -8,6 +6,7 @@
 #include <string_view>
 
 #include "base/errors.hpp"
+#include "model/weights/checkpoint.hpp"
 
 namespace oscar {
 namespace {

@@ -15,7 +15,6 @@
 #include "moments/statistics.hpp"
 #include "set/formats.hpp"
 #include "set/manifest.hpp"
-#include "set/set_file.hpp"
 #include "tensor/gguf.hpp"
 #include "tensor/hdf5.hpp"
 #include "tensor/npy.hpp"

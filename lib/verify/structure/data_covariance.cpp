@@ -4,7 +4,7 @@
 
 #include "base/errors.hpp"
 #include "dump/source.hpp"
-#include "moments/take.hpp"
+#include "moments/sums.hpp"
 #include "verify/structure/objective.hpp"
 #include "verify/structure/subject.hpp"
 

@@ -12,8 +12,6 @@
 namespace oscar::verify {
 namespace {
 
-namespace fs = std::filesystem;
-
 /// A lone file says which side it is by its name, or by an objective that only one side has.
 std::string lone_target(const fs::path& path, const std::string& objective) {
   const std::string name = path.filename().string();

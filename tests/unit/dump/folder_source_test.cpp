@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: MIT
 // Fingerprints of layers. How dumps of servers are read: tests/cli/dump, and what is wrong with them:
 // tests/faults/drifted_dumps.py.
-#include "dump/folder_source.hpp"
-
 #include <doctest/doctest.h>
 
 #include <array>
 
 #include "base/files.hpp"
+#include "dump/source.hpp"
 #include "support/support.hpp"
 
 namespace oscar {

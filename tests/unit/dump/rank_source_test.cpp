@@ -6,7 +6,7 @@
 #include <random>
 
 #include "base/files.hpp"
-#include "dump/folder_source.hpp"
+#include "dump/source.hpp"
 #include "support/memory_source.hpp"
 #include "support/support.hpp"
 #include "tensor/pt.hpp"

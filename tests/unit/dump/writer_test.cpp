@@ -3,8 +3,8 @@
 #include <doctest/doctest.h>
 #include <unistd.h>
 
-#include "dump/folder_source.hpp"
 #include "dump/live_source.hpp"
+#include "dump/source.hpp"
 #include "model/tokenizer/tokens.hpp"
 #include "support/support.hpp"
 

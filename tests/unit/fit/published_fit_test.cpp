@@ -7,7 +7,7 @@
 #include <string>
 
 #include "base/files.hpp"
-#include "dump/folder_source.hpp"
+#include "dump/source.hpp"
 #include "method/compose.hpp"
 #include "set/formats.hpp"
 #include "support/backend.hpp"

@@ -6,7 +6,6 @@
 #include "base/files.hpp"
 #include "base/json.hpp"
 #include "model/run/runner.hpp"
-#include "model/weights/layout.hpp"
 #include "support/support.hpp"
 #include "unit/model/random_model.hpp"
 

@@ -9,7 +9,7 @@
 
 #include "base/files.hpp"
 #include "base/json.hpp"
-#include "model/weights/layout.hpp"
+#include "model/weights/checkpoint.hpp"
 #include "support/support.hpp"
 #include "tensor/safetensors.hpp"
 

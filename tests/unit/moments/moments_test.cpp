@@ -9,8 +9,8 @@
 #include <tuple>
 
 #include "base/threads.hpp"
-#include "dump/folder_source.hpp"
-#include "moments/take.hpp"
+#include "dump/source.hpp"
+#include "moments/sums.hpp"
 #include "support/backend.hpp"
 #include "support/memory_source.hpp"
 #include "support/support.hpp"

@@ -7,10 +7,10 @@
 #include <random>
 
 #include "base/threads.hpp"
-#include "dump/folder_source.hpp"
+#include "dump/source.hpp"
 #include "measure/peers/baselines.hpp"
 #include "method/compose.hpp"
-#include "moments/take.hpp"
+#include "moments/sums.hpp"
 #include "support/backend.hpp"
 #include "support/support.hpp"
 

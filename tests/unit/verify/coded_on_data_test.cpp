@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "moments/take.hpp"
+#include "moments/sums.hpp"
 #include "unit/verify/sample.hpp"
 #include "verify/structure/subject.hpp"
 

@@ -4,7 +4,7 @@
 
 #include <numeric>
 
-#include "dump/folder_source.hpp"
+#include "dump/source.hpp"
 #include "model/tokenizer/tokens.hpp"
 #include "unit/verify/sample.hpp"
 #include "verify/verdict/verdict.hpp"

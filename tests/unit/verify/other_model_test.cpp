@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // What a set is held against need not be its own, and a set need not be what it was: neither may change its manifest.
 #include "base/files.hpp"
-#include "dump/folder_source.hpp"
+#include "dump/source.hpp"
 #include "unit/model/random_model.hpp"
 #include "unit/verify/sample.hpp"
 #include "verify/report/report.hpp"

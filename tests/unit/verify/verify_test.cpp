@@ -7,8 +7,8 @@
 #include <algorithm>
 
 #include "base/files.hpp"
-#include "dump/folder_source.hpp"
 #include "dump/live_source.hpp"
+#include "dump/source.hpp"
 #include "measure/peers/baselines.hpp"
 #include "set/formats.hpp"
 #include "support/support.hpp"
