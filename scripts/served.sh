@@ -1,15 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
 # Every test that starts a real vLLM, on CPUs (tests/python/vllm_*_test.py). Continuous integration leaves out those with the label
-# served_whole, which take as long again. What they measured goes to tests/bench/results/vllm_served.json. Arguments go to ctest, and then
-# nothing is written.
+# served_whole, which take as long again. Arguments go to ctest.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 scripts/setup.sh --tests --vllm-next
 scripts/build.sh --tests oscar oscar_torch
 scripts/real_model.sh --fetch-only || printf 'served: the real model could not be fetched: its test is skipped\n' >&2
-status=0
-ctest --test-dir build -L '^served' --output-on-failure --test-output-size-passed 16384 --output-junit served.xml "$@" || status=$?
-if [ $# = 0 ]; then .venv/bin/python tests/bench/served_figures.py build/served.xml tests/bench/results/vllm_served.json; fi
-exit "$status"
+exec ctest --test-dir build -L '^served' --output-on-failure --test-output-size-passed 16384 "$@"

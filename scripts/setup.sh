@@ -4,7 +4,7 @@
 # tests needs, with --tests what running them needs, too; with --vllm a vLLM for CPUs, for the tests that run a real
 # server; with --vllm-next the next one's sources beside it; with --sglang the Python sources of SGLang, for the test of its plugin; with --lmcache LMCache, for the test of
 # its serde; with --server-torch the torch of newer servers, for the tests of the operators; with --wheel what
-# scripts/wheel.sh needs. It installs nothing that is already there. libtorch lives in a virtual environment under the
+# scripts/wheel.sh needs. It installs nothing that is already there, and fetches libtorch at the same time as packages. libtorch lives in a virtual environment under the
 # user's cache, named by a hash of scripts/requirements.txt, so that every clone with the same requirements shares it;
 # .venv links to it.
 set -euo pipefail
@@ -166,16 +166,15 @@ unpack() {
 install_packages "${packages_of_pip[@]}"
 venv="$store/venv-$( { "$python" --version; cat "$requirements"; } | sha256sum | cut -c1-16)"
 mkdir -p "$store"
-(
-  trap - INT # which a job in the background ignores otherwise
-  flock 9
-  install_libtorch
-) 9>"$store/lock" & # while the other packages are installed
+# libtorch is fetched while the other packages are installed. Ctrl-C ends that job, too, which would ignore it otherwise.
+(trap - INT; flock 9; install_libtorch) 9>"$store/lock" &
 libtorch=$!
+trap wait EXIT # also after an error: what is fetched is there the next time
 install_packages "${packages[@]}"
-wait "$libtorch" || exit 1
+wait "$libtorch" || die "libtorch could not be installed; see the message above"
 (
   flock 9
+  install_libtorch # unless it is there
   if nvidia-smi -L >/dev/null 2>&1; then install_torch "$requirements"; fi
   if [ "$tests" = 1 ]; then
     install_torch scripts/requirements-tests.txt

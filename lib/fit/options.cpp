@@ -96,9 +96,7 @@ void require_takers(const FitOptions& o, bool coded, bool rotated) {
 /// What a reader cannot read of a part, and the option that asks for it; empty: it reads all. recipe: null for the
 /// coded cache.
 std::pair<std::string, std::string> beyond(const Reader& reader, const FitOptions& options, const Recipe* recipe) {
-  if (recipe == nullptr) {
-    return {reader.coded ? "" : "the coded cache", "--recipe coded"};
-  }
+  if (recipe == nullptr) return {reader.coded ? "" : "the coded cache", "--recipe coded"};
   if (reader.coded) return {"rotations", "--recipe " + options.recipe};
   if (!reader.newer) {
     if (recipe->kind == Recipe::Kind::kStretch) return {"transforms that are not rotations", "--recipe stretch"};

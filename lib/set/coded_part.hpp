@@ -13,7 +13,6 @@
 // mean, where read = write^-T, computed in float64 and rounded to float32.
 #pragma once
 
-#include <algorithm>
 #include <filesystem>
 #include <optional>
 #include <string>

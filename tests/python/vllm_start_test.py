@@ -52,9 +52,9 @@ class StartTest(unittest.TestCase):
                 vllm_config.finished = True
 
         class Scheduler:
-            def __init__(self, connector, hybrid):
+            def __init__(self, connector, groups):
                 space = types.SimpleNamespace
-                self.connector, self.vllm_config = connector, space(model_config=space(is_hybrid=hybrid))
+                self.connector, self.kv_cache_config = connector, space(kv_cache_groups=[None] * groups)
                 coordinator = space(find_longest_cache_hit=lambda hashes, most: ([], min(640, most) // 32 * 32, 0))
                 self.kv_cache_manager = space(coordinator=coordinator)
 
@@ -128,7 +128,8 @@ class StartTest(unittest.TestCase):
                 self.assertEqual(self.choose(), "oscar_kv.vllm_backend.PackedBackend")
                 self.assertEqual(self.choose(self.names.CPU_ATTN, has_sliding_window=True), CPU)
                 self.assertEqual(self.choose(self.names.CPU_ATTN, attn_type="encoder"), CPU)
-                self.assertEqual(self.configure(runner_type="draft", dtype=torch.float16), "served")  # as it is
+                for ours in ({"runner_type": "draft"}, {"more": {"oscar_kv": "packed cache"}}):  # for layers that draft, which stay as they are
+                    self.assertEqual(self.configure(**ours, dtype=torch.float16, backend=self.names.FLASH_ATTN), "served")
                 with mock.patch.object(sys.modules["vllm.compilation"].backends, "model_tag", "eagle_head"):
                     self.assertEqual(self.choose(self.names.CPU_ATTN), CPU)
                 with self.assertRaisesRegex(ValueError, "attention is latent or sparse; .* or unset OSCAR_KV_SET"):
@@ -183,7 +184,7 @@ class StartTest(unittest.TestCase):
                 ("the attention backend is FLASH_ATTN; leave", {"backend": self.names.FLASH_ATTN}),
                 ("leave backend_per_kind out", {"kinds": {"full_attention": self.names.FLASH_ATTN}}),
                 ("--kv-cache-dtype auto", {"cache": "fp8"}), ("--dtype bfloat16", {"dtype": torch.float16}),
-                ("nobody tried speculative decoding by medusa", {"speculative": types.SimpleNamespace(method="medusa")}),
+                ("speculative decoding by medusa is not known to work", {"speculative": types.SimpleNamespace(method="medusa")}),
                 ("blocks of layers that draft are not as large", {"speculative": types.SimpleNamespace(method="mtp"), "hybrid": True}), ("use fewer ranks", {"ranks": 2}),
                 ("leave --prefill-context-parallel-size out", {"of_prompt": 2}), ("leave --decode-context-parallel-size out", {"of_context": 2}),
                 ("leave --kv-sharing-fast-prefill out", {"fast": True}),
@@ -198,13 +199,12 @@ class StartTest(unittest.TestCase):
         self.assertEqual([selector._cached_get_attn_backend(1) for _ in range(2)], [0, 1])  # each time anew
 
     def test_prefixes_end_before_what_the_next_token_sees_exactly(self):
-        """Of 32-token blocks of a prefix of 640 tokens, those up to the last 255, unless a connector or a state comes with it."""
+        """Of 32-token blocks of a prefix of 640 tokens, those up to the last 255, unless a connector brings blocks, or there are several kinds."""
         os.environ["OSCAR_KV_SET"] = str(sample_set("coded"))
         for _ in range(2):
             vllm_plugin.register()
-        for expected, longest, connector, hybrid in ((384, 700, None, False), (352, 639, None, False), (0, 200, None, False),
-                                                     (640, 700, object(), False), (640, 700, None, True)):
-            coordinator = sys.modules["vllm.v1.core.sched.scheduler"].Scheduler(connector, hybrid).kv_cache_manager.coordinator
+        for expected, longest, connector, groups in ((384, 700, None, 1), (352, 639, None, 1), (0, 200, None, 1), (640, 700, object(), 1), (640, 700, None, 2)):
+            coordinator = sys.modules["vllm.v1.core.sched.scheduler"].Scheduler(connector, groups).kv_cache_manager.coordinator
             self.assertEqual(coordinator.find_longest_cache_hit(None, longest), ([], expected, 0))
 
     def test_blocks_that_move(self):
@@ -250,12 +250,12 @@ class StartTest(unittest.TestCase):
         self.assertEqual(self.configure(), "served")
         self.assertIn("its keys are stored before RoPE, and the model's keys turn by the places of images", self.configure(uses_mrope=True))
 
-    def made(self, **backends):
+    def made(self, reads={}, **backends):
         """What a process of a server does once its layers are made: {name: path of the class of its backend}."""
         layers = {"model.layers.0.mixer": types.SimpleNamespace()}  # no attention
         for name, path in backends.items():
             module, _, kind = path.rpartition(".")
-            layers[name] = types.SimpleNamespace(impl=0, attn_backend=type(kind, (), {"__module__": module}))
+            layers[name] = types.SimpleNamespace(impl=0, kv_sharing_target_layer_name=reads.get(name), attn_backend=type(kind, (), {"__module__": module}))
         config = types.SimpleNamespace(model_config=types.SimpleNamespace(is_hybrid=False), compilation_config=types.SimpleNamespace(static_forward_context=layers))
         self.platform.update_block_size_for_backend(config)
         self.assertTrue(config.finished)
@@ -267,6 +267,10 @@ class StartTest(unittest.TestCase):
         ours = {f"model.layers.{i}.self_attn.attn": vllm_start.SERVING for i in range(4)}
         self.made(**ours, **{"model.layers.4.self_attn.attn": CPU})  # which the set does not cover
         self.made(**ours, **{"draft_model.model.layers.3.self_attn.attn": CPU})
+        with self.assertRaisesRegex(ValueError, "backend has draft_model.layers.3.attn, .*or which drafts"):
+            self.made(**ours, **{"draft_model.layers.3.attn": vllm_start.SERVING})
+        with self.assertRaisesRegex(ValueError, "backend has model.layers.9.attn, .*or which drafts"):
+            self.made(reads={"model.layers.9.attn": "model.layers.3.self_attn.attn"}, **ours, **{"model.layers.9.attn": CPU})
         for name in ("model.layers.3.self_attn.attn", "3.attn"):
             with self.assertRaisesRegex(ValueError, f"cannot be served: another attention backend has {name}, whose"):
                 self.made(**ours | {name: CPU})

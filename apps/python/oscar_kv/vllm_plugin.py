@@ -17,7 +17,7 @@ import numpy as np
 
 from .program import set_path
 from .server import Place, ServerTap, Span, check_settings, is_wanted, starting
-from .vllm_start import KNOWN, LAYER, SERVING, name_cache, served_set, watch
+from .vllm_start import KNOWN, LAYER, SERVING, choose_for_each_layer, name_cache, served_set, watch
 
 _BACKENDS = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION", "CPU_ATTN")
 _MARK = "oscar_prompts"  # the attribute of a backend's metadata that has a step's Spans
@@ -91,9 +91,9 @@ def watch_scheduler(begin: Callable[[Any], None]) -> None:
 
 
 def compute_windows_again() -> None:
-    """Lets vLLM's scheduler take so much of a cached prefix that a request computes what its first own token sees in the recent window again:
-    those exact rows may have made room for others. Not where a connector brings blocks, and these rows with them, nor in hybrids, whose
-    prefixes end at states."""
+    """Shortens what vLLM's scheduler takes of a cached prefix, so that a request computes again what its first own token sees in the recent
+    window: those exact rows may have made room for others. It does so where all layers have blocks of one kind: sliding windows and states
+    are kept at the ends of prefixes alone. Where a connector brings blocks, it brings the exact rows, too."""
     from vllm.v1.core.sched.scheduler import Scheduler
 
     if "oscar_computes_again" in vars(Scheduler):
@@ -102,9 +102,9 @@ def compute_windows_again() -> None:
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
-        coordinator, recent = self.kv_cache_manager.coordinator, served_set().windows[1]
+        coordinator, recent = self.kv_cache_manager.coordinator, max(served_set().windows[1], 1)
         find = coordinator.find_longest_cache_hit
-        if self.connector is None and not self.vllm_config.model_config.is_hybrid:
+        if self.connector is None and len(self.kv_cache_config.kv_cache_groups) == 1:
             coordinator.find_longest_cache_hit = lambda hashes, most: find(hashes, max(find(hashes, most)[1] + 1 - recent, 0))
 
     Scheduler.__init__ = __init__
@@ -132,6 +132,7 @@ def _register(serves: bool) -> None:
         register_backend(AttentionBackendEnum[name], path)
     if serves:
         name_cache()
+        choose_for_each_layer()
         compute_windows_again()
     watch(current_platform, {} if serves else backends)
 

@@ -23,6 +23,7 @@ KNOWN = "0.32 or 0.33"
 NAME = "oscar"  # of our cache, for --kv-cache-dtype, from vLLM 0.33 on
 MOVES = "OffloadingConnector"  # the KV connector that moves packed pages, and windows with them (offloaded_windows.py)
 _DRAFTS = ("eagle", "eagle3", "mtp", "draft_model")  # methods of speculative decoding with layers of their own, which keep vLLM's cache
+_MARK = "oscar_kv"  # in vLLM's additional_config
 _SECONDS_TO_WRITE = 30  # what observed layers of a large model take on few processors
 _BLOCK_ON_CPUS = 32  # tokens; vLLM's 128 would make windows keep up to 256 tokens more
 
@@ -87,7 +88,7 @@ def _check_options(config: Any) -> None:
             (getattr(attention, "backend_per_kind", None), "kinds of layers have other backends; leave backend_per_kind out"),
             (cache.cache_dtype not in ("auto", "bfloat16", NAME), f"the cache is {cache.cache_dtype}; give --kv-cache-dtype auto"),
             (str(model.dtype) != "torch.bfloat16", f"the model is {model.dtype}; give --dtype bfloat16"),
-            (method not in ("ngram", *_DRAFTS), f"nobody tried speculative decoding by {method}; give --speculative-config with the method ngram, "
+            (method not in ("ngram", *_DRAFTS), f"speculative decoding by {method} is not known to work; give --speculative-config with the method ngram, "
              f"{', '.join(_DRAFTS[:-1])} or {_DRAFTS[-1]}, or leave it out"),
             (method in _DRAFTS and model.is_hybrid, "blocks of layers that draft are not as large as states of linear attention or Mamba; give "
              "--speculative-config with the method ngram, or leave it out"),
@@ -141,19 +142,20 @@ def _part_compiled_graphs(config: Any) -> None:
     cache is written before attention or by it is a part of the graph. Graphs with a set get a name of their own."""
     if not isinstance(config.additional_config, dict):
         _refuse("additional_config is no dictionary, so compiled graphs cannot be told from those without a set; leave it out")
-    config.additional_config = config.additional_config | {"oscar_kv": "packed cache"}
+    config.additional_config = config.additional_config | {_MARK: "packed cache"}
 
 
-def _choose_for_each_layer() -> None:
-    """vLLM keeps the backend that it chose for layers of a shape, which those that draft may have, too."""
+def choose_for_each_layer() -> None:
+    """vLLM keeps the backend that it chose for a shape of layers; layers that draft may have that shape, and need another."""
     from vllm.v1.attention import selector
 
     selector._cached_get_attn_backend = inspect.unwrap(selector._cached_get_attn_backend)
 
 
-def _is_draft(config: Any) -> bool:
-    """Whether it is of a model that drafts for another."""
-    return getattr(config.model_config, "runner_type", None) == "draft"
+def _is_for_drafts(config: Any) -> bool:
+    """Whether it is what vLLM makes of a configuration that was checked, or of a model that drafts, for the layers that draft."""
+    more = config.additional_config
+    return getattr(config.model_config, "runner_type", None) == "draft" or (isinstance(more, dict) and _MARK in more)
 
 
 def _drop_unreached_window(config: Any) -> None:
@@ -175,13 +177,15 @@ def _is_ours(selector: Any) -> bool:
 
 
 def _require_all_covered(layers: dict[str, Any]) -> None:
-    """Raises ValueError if a layer that the set covers, or whose name tells no number, has another backend. Layers that draft have
-    numbers behind the model's, or names of their own."""
+    """Raises ValueError if a layer that the set covers, or whose name tells no number, has another backend, or if a layer that drafts has ours
+    or reads a packed cache. Layers that draft have numbers behind the model's, or the prefix of a model of their own."""
     covered = served_set().layers
-    others = [name for name, layer in layers.items() if hasattr(layer, "impl") and not is_packed(layer) and not name.startswith("draft_model.")
+    packed = {name for name, layer in layers.items() if is_packed(layer)}
+    others = [name for name, layer in layers.items() if hasattr(layer, "impl") and (name in packed) == name.startswith("draft_model.")
               and ((found := LAYER.search(name)) is None or int(found[1]) in covered)]
+    others += [name for name in set(layers) - packed if getattr(layers[name], "kv_sharing_target_layer_name", None) in packed]
     if others:
-        _refuse(f"another attention backend has {', '.join(others)}, whose attention has sliding windows or is another special one; "
+        _refuse(f"another attention backend has {', '.join(others)}, whose attention has sliding windows or is another special one, or which drafts; "
                 "unset OSCAR_KV_SET")
 
 
@@ -224,7 +228,7 @@ def watch(platform: Any, observed: dict[str, str]) -> None:
         configure(vllm_config)
         if set_path() is None:
             _leave_time_to_write(vllm_config)
-        if set_path() is not None and vllm_config.model_config is not None and not _is_draft(vllm_config):
+        if set_path() is not None and vllm_config.model_config is not None and not _is_for_drafts(vllm_config):
             cache = vllm_config.cache_config
             if cls.device_type == "cpu" and not cache.user_specified_block_size:
                 cache.block_size, cache.user_specified_block_size = _BLOCK_ON_CPUS, True  # or vLLM 0.33 chooses again
@@ -233,8 +237,6 @@ def watch(platform: Any, observed: dict[str, str]) -> None:
                 _check_interface()
                 _check_set(vllm_config.model_config)
                 _part_compiled_graphs(vllm_config)
-                if vllm_config.speculative_config is not None:
-                    _choose_for_each_layer()
                 _drop_unreached_window(vllm_config)
             if cache.cache_dtype == NAME:
                 cache.cache_dtype = "auto"  # of layers that have another backend; ours knows what it takes
