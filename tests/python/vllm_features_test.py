@@ -96,11 +96,9 @@ class FeaturesTest(ServedModel):
         shapes |= {f"layers.0.self_attn.{name}": (count * dim, inputs * hidden) for name, count in heads.items()}
         shapes |= {f"layers.0.mlp.{name}_proj": (wide, hidden) for name in ("gate", "up")}
         (self.folder / "eagle").mkdir()
-        kept = {name: config[name] for name in ("hidden_size", "intermediate_size", "head_dim", "num_attention_heads", "num_key_value_heads", "vocab_size",
-                                                "max_position_embeddings", "rms_norm_eps")}
-        (self.folder / "eagle/config.json").write_text(json.dumps(kept | {
+        (self.folder / "eagle/config.json").write_text(json.dumps(config | {
             "architectures": ["LlamaForCausalLMEagle3" if third else "LlamaForCausalLM"], "draft_vocab_size": config["vocab_size"],
-            "eagle_aux_hidden_state_layer_ids": [1, 2, 3], "model_type": "llama", "num_hidden_layers": 1, "hidden_act": "silu", "torch_dtype": "bfloat16"}))
+            "eagle_aux_hidden_state_layer_ids": [1, 2, 3], "model_type": "llama", "num_hidden_layers": 1}))
         norms = ("layers.0.post_attention_layernorm", *("layers.0.input_layernorm", "layers.0.hidden_norm", "norm") * third)
         tensors = {f"{name}.weight": 0.05 * torch.randn(shape) for name, shape in shapes.items()} | {f"{name}.weight": torch.ones(hidden) for name in norms}
         if third:
@@ -118,8 +116,7 @@ class FeaturesTest(ServedModel):
         self.assertLess(self.difference(prompts, self.complete_all(prompts, 100), path), 0.05)
         accepted, drafted = (self.metric(f"vllm:spec_decode_num_{kind}_tokens_total") for kind in ("accepted", "draft"))
         tokens = self.cache_tokens()
-        for name, figure in (("drafted tokens", drafted), ("of which are taken", accepted), ("tokens of a GiB", tokens)):
-            print(f"figure: {name}: {figure}", flush=True)
+        print("figure: accepted", accepted, "of", drafted, "tokens of a GiB", tokens, flush=True)
         bytes_of_packed = GIB / 3_728_256  # of a token, as the test of a coded set has it
         self.assertLess(abs(tokens * (bytes_of_packed + layers * BF16_BYTES / 4) / GIB - 1), 0.01)
         return accepted / drafted

@@ -41,8 +41,7 @@ class RealModelTest(ServedModel):
         """serve-check of one of our sets; status: with which it must end."""
         found = self.check(self.sets / name, status, "--prompts", "3", "--needles", "1", "--prompt-tokens", "192", "--generate", "48",
                            tokens=HELD_OUT)
-        for key in ("agreement", "measured_kl", "predicted_kl"):
-            print(f"figure: {key} of {name}: {found[key]}", flush=True)
+        print("figure:", name, {key: found[key] for key in ("agreement", "measured_kl", "predicted_kl", "positions", "reasons")}, flush=True)
 
     def assert_reads(self, name):
         """Generated tokens have about the log-probabilities of PackedCache with this set; an exact cache's are farther away."""
