@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include "set/serve_env.hpp"
-
 #include <fmt/format.h>
 #include <signal.h>
 #include <unistd.h>
@@ -18,6 +16,7 @@
 #include "options.hpp"
 #include "remote/fetch.hpp"
 #include "serve/serve_check.hpp"
+#include "set/serve_env.hpp"
 #include "set/set_folder.hpp"
 
 namespace oscar {
