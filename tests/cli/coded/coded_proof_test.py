@@ -96,7 +96,7 @@ class KeysBeforeRopeTest(unittest.TestCase):
         after = self.folder / "after"
         fit(*self.data, "--out", after)
         manifest = json.loads((self.set / "manifest.json").read_text())
-        self.assertEqual(manifest["readers"], {"transformers": "coded"})
+        self.assertEqual(manifest["readers"], {"transformers": "coded", "vllm": "coded"})
         self.assertIn("before RoPE", oscar("inspect", self.set))
         rotary, = manifest["parts"]["coded"]["rotary"]
         self.assertEqual((len(rotary["pairs"]), rotary["pairs"][1], rotary["frequency"][0]), (64, [1, 65], 1))
