@@ -4,8 +4,8 @@
 //
 // The command line as users meet it: the options that every command has, help, environment variables, and what is wrong
 // with a line that cannot be parsed. CLI11 does the work; its words stand in help and errors.
-// And one function per command, in pipeline order. Each only binds options and sets a callback; the callback opens
-// files and calls the library.
+// It also declares one function per command, in pipeline order. Each only binds options and sets a callback; the
+// callback opens files and calls the library.
 //
 // The options by which a command is told to run a model on text: --model, --text or --tokens, how much of it, and
 // probes.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // What the operators use of torch: its stable C++ interface, so that one library loads into torch 2.11 and every later
 // version. Of libtorch that needs C functions alone (aoti_torch_*, torch_*); a test looks at the library for others.
-// And what they need of the CUDA runtime (gpu.cpp, without_gpu.cpp). Errors: RuntimeError that begins with `name`.
+// It also has what they need of the CUDA runtime (gpu.cpp, without_gpu.cpp). Errors: RuntimeError that begins with
+// `name`.
 //
 // Tensors as the arguments of the C functions of kernels/include/oscar, and what their operators have in common: they
 // take tensors of one device, and compute by the kernels on CUDA, in torch's current stream, or by on_cpu.hpp. Errors:

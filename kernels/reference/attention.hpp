@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Causal attention of one query over keys and values of mixed precision, in fp64, and what the cache does to it.
-// And what a server does to rows before the cache: norm and rotary embedding of keys, transforms, and its roundings.
+// It also says what a server does to rows before the cache: norm and rotary embedding of keys, transforms, and its
+// roundings.
 #pragma once
 
 #include <cstdint>

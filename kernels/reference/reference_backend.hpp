@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The reference as a Backend, for tests: plain loops over packed bytes, slow.
-// And sums over tokens that fits are made of, as kernels/backend.hpp names them, and eigenproblems, each by its formula
-// in fp64.
+// It also has the sums over tokens that fits are made of, as kernels/backend.hpp names them, and eigenproblems, each by
+// its formula in fp64.
 #pragma once
 
 #include <memory>

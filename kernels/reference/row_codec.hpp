@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The codec of one row of keys or values, and the order in which codecs add.
-// And how rows become bytes: codes, the scales and zeros of their groups, and rows of the history of either kind.
+// It also says how rows become bytes: codes, the scales and zeros of their groups, and rows of the history of either
+// kind.
 #pragma once
 
 #include <array>

@@ -6,9 +6,9 @@
 // A dump folder as a QkvSource. Chunks are mapped, one at a time: memory is one chunk, whatever the dump's size.
 // Non-goal: dumps at addresses.
 //
-// And writes a source of q, k and v as a dump in the published layout: layer_<id>/{q,k,v,seq_lens}/<chunk>.pt (or .h5,
-// .safetensors), tensors in the source's type, int32 lengths, chunks from 1, and manifest.json (oscar.dump.v1). The
-// folder appears whole or not at all. Memory: what the source holds, and a copy of one chunk.
+// It also writes a source of q, k and v as a dump in the published layout: layer_<id>/{q,k,v,seq_lens}/<chunk>.pt (or
+// .h5, .safetensors), tensors in the source's type, int32 lengths, chunks from 1, and manifest.json (oscar.dump.v1).
+// The folder appears whole or not at all. Memory: what the source holds, and a copy of one chunk.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Where files lie: a folder (a path or file://) or a web server (http://, https://).
-// And how bytes come from a server or a folder. A transport makes one attempt at a resource and streams it; which
-// resources, in which pieces, how often, and whether they are right is its caller's business (fetch.hpp). Non-goals:
-// uploads.
+// It also says how bytes come from a server or a folder. A transport makes one attempt at a resource and streams it;
+// which resources, in which pieces, how often, and whether they are right is its caller's business (fetch.hpp).
+// Non-goals: uploads.
 #pragma once
 
 #include <cstddef>

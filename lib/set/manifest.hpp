@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // manifest.json of a set (oscar.set.v1) to and from the value type. Matrices are elsewhere.
-// And what `verify` can say of a set, and what a set's manifest says it said. The manifest is its maker's word: whoever
-// must be sure verifies the set again.
+// It also has what `verify` can say of a set, and what a set's manifest says it said. The manifest is its maker's word:
+// whoever must be sure verifies the set again.
 #pragma once
 
 #include <filesystem>

@@ -6,7 +6,7 @@
 // as a set whose manifest says what is known. A pull that was cut off goes on where it was.
 // Cached files are checked by the manifest's hash and by their sizes; whoever reads the set checks their hashes.
 //
-// And adds a set to a zoo: a folder, which any web server can then serve, or a repository of the Hugging Face Hub.
+// It also adds a set to a zoo: a folder, which any web server can then serve, or a repository of the Hugging Face Hub.
 // Every file is hashed on the way. In a folder the set and then the index change atomically, under a lock; on the Hub
 // both come with one commit, on top of the one whose index was read: many publishers lose nothing.
 #pragma once

@@ -181,12 +181,15 @@ def _require_all_covered(layers: dict[str, Any]) -> None:
     or reads a packed cache. Layers that draft have numbers behind the model's, or the prefix of a model of their own."""
     covered = served_set().layers
     packed = {name for name, layer in layers.items() if is_packed(layer)}
-    others = [name for name, layer in layers.items() if hasattr(layer, "impl") and (name in packed) == name.startswith("draft_model.")
+    drafts = {name for name in layers if name.startswith("draft_model.")}
+    others = [name for name, layer in layers.items() if hasattr(layer, "impl") and name not in packed | drafts
               and ((found := LAYER.search(name)) is None or int(found[1]) in covered)]
-    others += [name for name in set(layers) - packed if getattr(layers[name], "kv_sharing_target_layer_name", None) in packed]
     if others:
-        _refuse(f"another attention backend has {', '.join(others)}, whose attention has sliding windows or is another special one, or which drafts; "
+        _refuse(f"another attention backend has {', '.join(others)}, whose attention has sliding windows or is another special one; "
                 "unset OSCAR_KV_SET")
+    if taking := [name for name, layer in layers.items() if (name in packed and name in drafts) or
+                  (name not in packed and getattr(layer, "kv_sharing_target_layer_name", None) in packed)]:
+        _refuse(f"{', '.join(taking)} would take packed rows for plain ones, as layers that draft do; leave --speculative-config out, or give it the method ngram")
 
 
 def is_packed(layer: Any) -> bool:

@@ -2,7 +2,7 @@
 // What tokenizer.json says, checked and in our terms, and the parts that it is made of: tokens that are found before a
 // text is cut into words, and byte pair encoding. Tokens are byte strings: the printable stand-ins that byte-level
 // tokenizers write for bytes are undone here.
-// And what a kind of tokenizer does behind Tokenizer (tokenizer.hpp).
+// It also declares what a kind of tokenizer does behind Tokenizer (tokenizer.hpp).
 #pragma once
 
 #include <array>

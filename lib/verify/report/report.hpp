@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // What verify found, as values; to_json() gives the document of schemas/oscar.verify_report.v1.schema.json.
-// And a report as one file that any browser shows, on a phone and in print too: tables, and plots by Chart.js, which
-// the file carries with its licence. It fetches nothing. Non-goal: drawing.
+// It also makes a report as one file that any browser shows, on a phone and in print too: tables, and plots by
+// Chart.js, which the file carries with its licence. It fetches nothing. Non-goal: drawing.
 #pragma once
 
 #include <filesystem>
