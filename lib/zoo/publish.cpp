@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: MIT
+#include "zoo/publish.hpp"
+
 #include <fmt/chrono.h>
 #include <unistd.h>
 
@@ -17,7 +19,6 @@
 #include "zoo/cache.hpp"
 #include "zoo/hub.hpp"
 #include "zoo/list.hpp"
-#include "zoo/pull.hpp"
 #include "zoo/set_manifest.hpp"
 
 namespace oscar {

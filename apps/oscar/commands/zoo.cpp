@@ -11,6 +11,7 @@
 #include "options.hpp"
 #include "verify/inspect/inspect.hpp"
 #include "zoo/list.hpp"
+#include "zoo/publish.hpp"
 #include "zoo/pull.hpp"
 
 namespace oscar {
