@@ -5,7 +5,9 @@
 //   k_turn   uint8, of keys before RoPE: what coded_turn made on the CPU, of pairs int32 (head_dim / 2, 2); of float32
 //            frequencies (head_dim / 2), basis and inverse (num_kv_heads, head_dim, head_dim) and mean (num_kv_heads,
 //            head_dim)
-//   k_positions  int32 (tokens); k_far: whether texts are beyond the near context of LongRoPE
+//   k_positions  int32 (tokens); of coded_decode (sequences), of their first packed tokens, whose others lie behind it
+//   one
+//            by one; k_far: whether texts are beyond the near context of LongRoPE
 //   format   on the CPU: bits uint8 (num_kv_heads, head_dim / 8), steps and sigmas float32 (num_kv_heads, head_dim)
 //   layout   int64 (7) on the CPU, for coded_pack and coded_decode a list: head_dim, num_kv_heads, key operands, value
 //            operands, planes, bytes of a token, bytes of the reader's tables
@@ -233,17 +235,18 @@ Tensor coded_turn(const Tensor& pairs, const Tensor& frequency, const Tensor& ba
   return table;
 }
 
+/// count: of positions.
 oscar_coded_turned turned_of(const std::optional<Tensor>& turn, const std::optional<Tensor>& positions, bool is_far,
-                             const Tensor& slots, const oscar_coded_layout& layout) {
+                             const Tensor& like, int64_t count, const oscar_coded_layout& layout) {
   oscar_coded_turned out{};
   if (turn.has_value() != positions.has_value()) fail("k_turn and k_positions must be given together");
   if (!turn) return out;
-  check_tensor(*turn, "k_turn", slots, 1, ScalarType::Byte);
-  check_tensor(*positions, "k_positions", slots, 1, ScalarType::Int);
+  check_tensor(*turn, "k_turn", like, 1, ScalarType::Byte);
+  check_tensor(*positions, "k_positions", like, 1, ScalarType::Int);
   const int64_t bytes = layout.num_kv_heads * (layout.head_dim / 2) * int64_t{sizeof(CodedTurnPair)};
   if (!(turn->is_contiguous() && turn->numel() == bytes)) fail("k_turn has ", turn->numel(), " bytes, not ", bytes);
-  if (!(positions->is_contiguous() && positions->size(0) == slots.size(0)))
-    fail("k_positions has ", positions->size(0), " tokens, not ", slots.size(0), ", or is not dense");
+  if (!(positions->is_contiguous() && positions->size(0) == count))
+    fail("k_positions has ", positions->size(0), " positions, not ", count, ", or is not dense");
   return {turn->const_data_ptr(), positions->const_data_ptr<int32_t>(), is_far ? 1 : 0};
 }
 
@@ -262,7 +265,7 @@ void coded_pack(const Tensor& slots, const Tensor& pages, const Numbers& numbers
   args.v = side_of(v, v_rotation, v_mean, "v", slots, layout);
   args.norm_rope =
       norm_rope_of(k_norm_weight, norm_epsilon, positions, cos_sin, interleaved, k_finished, slots, layout);
-  args.turned = turned_of(k_turn, k_positions, k_far, slots, layout);
+  args.turned = turned_of(k_turn, k_positions, k_far, slots, slots.size(0), layout);
   if (k_turn && (k_rotation || k_mean)) fail("keys that turn have neither k_rotation nor k_mean");
   if (args.num_tokens == 0) return;
   compute(
@@ -279,7 +282,7 @@ void coded_unpack(const Tensor& slots, const Tensor& pages, const Numbers& numbe
   fill_slots(args, slots, pages, layout);
   if (k) args.k = target_of(*k, "k", slots, layout.num_kv_heads, layout.head_dim);
   if (v) args.v = target_of(*v, "v", slots, layout.num_kv_heads, layout.head_dim);
-  args.turned = turned_of(k_turn, k_positions, k_far, slots, layout);
+  args.turned = turned_of(k_turn, k_positions, k_far, slots, slots.size(0), layout);
   if (args.num_tokens == 0) return;
   compute(
       slots, "coded_unpack", [&](void* stream) { return oscar_coded_unpack(&args, stream); },
@@ -296,7 +299,9 @@ int64_t workspace_bytes(const oscar_coded_decode_args& args) {
 oscar_coded_decode_args decode_of(const Tensor& q, const Tensor& pages, const Numbers& numbers, const Tensor& tables,
                                   const Tensor& page_table, const Tensor& lengths, const Tensor& k_window,
                                   const Tensor& v_window, const Tensor& window_pages, const Tensor& window_lengths,
-                                  std::optional<double> softmax_scale, int64_t split_batch) {
+                                  std::optional<double> softmax_scale, int64_t split_batch,
+                                  const std::optional<Tensor>& k_turn, const std::optional<Tensor>& k_positions,
+                                  bool k_far) {
   check_tensor(q, "q", q, q.dim() == 4 ? 4 : 3, ScalarType::BFloat16);
   if (!q.is_contiguous()) fail("q is not contiguous");
   oscar_coded_decode_args args{};
@@ -315,6 +320,7 @@ oscar_coded_decode_args decode_of(const Tensor& q, const Tensor& pages, const Nu
   args.history = table_of(page_table, "page_table", lengths, q, pages.size(1));
   args.k_window = rows_of(k_window, "k_window", heads), args.v_window = rows_of(v_window, "v_window", heads);
   args.window = table_of(window_pages, "window_pages", window_lengths, q, k_window.size(1));
+  args.turned = turned_of(k_turn, k_positions, k_far, q, q.size(0), args.layout);
   return args;
 }
 
@@ -322,10 +328,12 @@ oscar_coded_decode_args decode_of(const Tensor& q, const Tensor& pages, const Nu
                                                 const Tensor& tables, const Tensor& page_table, const Tensor& lengths,
                                                 const Tensor& k_window, const Tensor& v_window,
                                                 const Tensor& window_pages, const Tensor& window_lengths,
-                                                std::optional<double> softmax_scale, int64_t split_batch) {
+                                                std::optional<double> softmax_scale, int64_t split_batch,
+                                                const std::optional<Tensor>& k_turn,
+                                                const std::optional<Tensor>& k_positions, bool k_far) {
   const torch::stable::accelerator::DeviceGuard guard(q.get_device_index());
   return workspace_bytes(decode_of(q, pages, numbers, tables, page_table, lengths, k_window, v_window, window_pages,
-                                   window_lengths, softmax_scale, split_batch));
+                                   window_lengths, softmax_scale, split_batch, k_turn, k_positions, k_far));
 }
 
 /// out float32 of q's shape, lse float32 without the last dimension. workspace: bytes that were zeroed once, reused by
@@ -334,9 +342,12 @@ std::tuple<Tensor, Tensor> coded_decode(const Tensor& q, const Tensor& pages, co
                                         const Tensor& tables, const Tensor& page_table, const Tensor& lengths,
                                         const Tensor& k_window, const Tensor& v_window, const Tensor& window_pages,
                                         const Tensor& window_lengths, std::optional<double> softmax_scale,
-                                        int64_t split_batch, const std::optional<Tensor>& workspace) {
-  oscar_coded_decode_args args = decode_of(q, pages, numbers, tables, page_table, lengths, k_window, v_window,
-                                           window_pages, window_lengths, softmax_scale, split_batch);
+                                        int64_t split_batch, const std::optional<Tensor>& workspace,
+                                        const std::optional<Tensor>& k_turn, const std::optional<Tensor>& k_positions,
+                                        bool k_far) {
+  oscar_coded_decode_args args =
+      decode_of(q, pages, numbers, tables, page_table, lengths, k_window, v_window, window_pages, window_lengths,
+                softmax_scale, split_batch, k_turn, k_positions, k_far);
   const auto sizes = q.sizes();
   const Tensor out = torch::stable::new_empty(q, sizes, ScalarType::Float);
   const Tensor lse = torch::stable::new_empty(q, {sizes.data(), sizes.size() - 1}, ScalarType::Float);
@@ -368,7 +379,8 @@ Tensor empty_float_like(const Tensor& x) {
 std::tuple<Tensor, Tensor> coded_decode_shapes(const Tensor& q, const Tensor&, const Numbers&, const Tensor&,
                                                const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                                                const Tensor&, const Tensor&, std::optional<double>, int64_t,
-                                               const std::optional<Tensor>&) {
+                                               const std::optional<Tensor>&, const std::optional<Tensor>&,
+                                               const std::optional<Tensor>&, bool) {
   return {empty_float_like(q), empty_float_like(torch::stable::select(q, -1, 0))};
 }
 
@@ -393,11 +405,13 @@ STABLE_TORCH_LIBRARY_FRAGMENT(oscar, library) {
   library.def(
       "coded_decode(Tensor q, Tensor pages, int[] layout, Tensor tables, Tensor page_table, Tensor lengths, "
       "Tensor k_window, Tensor v_window, Tensor window_pages, Tensor window_lengths, *, "
-      "float? softmax_scale=None, int split_batch=0, Tensor(a!)? workspace=None) -> (Tensor out, Tensor lse)");
+      "float? softmax_scale=None, int split_batch=0, Tensor(a!)? workspace=None, Tensor? k_turn=None, "
+      "Tensor? k_positions=None, bool k_far=False) -> (Tensor out, Tensor lse)");
   library.def(
       "coded_decode_workspace(Tensor q, Tensor pages, int[] layout, Tensor tables, Tensor page_table, Tensor lengths, "
       "Tensor k_window, Tensor v_window, Tensor window_pages, Tensor window_lengths, *, "
-      "float? softmax_scale=None, int split_batch=0) -> int");
+      "float? softmax_scale=None, int split_batch=0, Tensor? k_turn=None, Tensor? k_positions=None, "
+      "bool k_far=False) -> int");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(oscar, Meta, library) {

@@ -82,9 +82,9 @@ void finish(const oscar_norm_rope& call, int token, int head, Row& row) {
   if (call.rows.data != nullptr) write_bf16(row_of(call.rows, token, head), row);
 }
 
-/// A packed row of a key before RoPE becomes the key (kBack: a key such a row), rounded to bfloat16.
+/// A packed row of a key before RoPE becomes the key (kBack: a key such a row), with no rounding but float32's.
 template <bool kBack>
-void turn(const oscar_coded_turned& turned, std::int64_t token, int head, Row& row) {
+void turn(const oscar_coded_turned& turned, std::int32_t position, int head, Row& row) {
   const Row from = row;
   const std::size_t count = row.size() / 2;
   for (const CodedTurnPair& pair :
@@ -92,9 +92,9 @@ void turn(const oscar_coded_turned& turned, std::int64_t token, int head, Row& r
     const auto& read = kBack ? pair.channel : pair.coordinate;
     const auto& written = kBack ? pair.coordinate : pair.channel;
     const PairValues x{from[size_of_row(read[0])], from[size_of_row(read[1])]};
-    const PairValues y = kBack ? unturned_pair(pair, x, turned.positions[token], turned.is_far)
-                               : turned_pair(pair, x, turned.positions[token], turned.is_far);
-    row[size_of_row(written[0])] = round_to_bf16(y.first), row[size_of_row(written[1])] = round_to_bf16(y.second);
+    const PairValues y =
+        kBack ? unturned_pair(pair, x, position, turned.is_far) : turned_pair(pair, x, position, turned.is_far);
+    row[size_of_row(written[0])] = y.first, row[size_of_row(written[1])] = y.second;
   }
 }
 
@@ -135,7 +135,10 @@ void coded_pack(const oscar_coded_pack_args& args, const CodedLayer& layer) {
             read(bytes_of(rows.x) + t * rows.x_token_stride + head * rows.x_head_stride, OSCAR_BFLOAT16, args.head_dim);
         if (number == 0) finish(lacking, static_cast<int>(t), head, row);
         if (slot < 0) continue;
-        if (number == 0 && args.turned.table != nullptr) turn<true>(args.turned, t, head, row);
+        if (number == 0 && args.turned.table != nullptr) {
+          turn<true>(args.turned, args.turned.positions[t], head, row);
+          for (float& value : row) value = round_to_bf16(value);
+        }
         if (rows.rotation != nullptr) {
           const auto* const matrix = bytes_of(rows.rotation) + head * rows.rotation_head_stride;
           const float* const mean = rows.mean == nullptr ? nullptr : rows.mean + head * rows.mean_head_stride / 4;
@@ -162,7 +165,7 @@ void coded_unpack(const oscar_coded_unpack_args& args, const CodedLayer& layer) 
                   slot % args.page_size);
         if (number == 0 && args.turned.table != nullptr) {
           for (float& value : row) value = round_to_bf16(value);
-          turn<false>(args.turned, t, head, row);
+          turn<false>(args.turned, args.turned.positions[t], head, row);
         }
         write_bf16(row_of(rows, t, head), row);
       }
@@ -190,6 +193,9 @@ void coded_decode(const oscar_coded_decode_args& args, const CodedLayer& layer) 
         layer.rows(side, head)
             .read(bytes_of(args.pages) + page_of(args.history, t) * args.page_stride, row, args.history.page_size,
                   t % args.history.page_size);
+        if (side == 0 && args.turned.table != nullptr) {
+          turn<false>(args.turned, args.turned.positions[b] + t, static_cast<int>(head), row);
+        }
         add(row);
       }
       const oscar_paged_rows& pool = side == 0 ? args.k_window : args.v_window;

@@ -9,6 +9,7 @@
 
 #include "kernels/cuda/coded_attention_scores.cuh"
 #include "kernels/cuda/coded_layout.hpp"
+#include "kernels/cuda/coded_turn.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/server_arguments.hpp"
 
@@ -43,7 +44,7 @@ const char* problem(const oscar_coded_decode_args& a) {
   if (a.page_stride < 0 || a.page_stride % 16 != 0 || a.page_stride > std::numeric_limits<int>::max()) {
     return "page_stride must be a multiple of 16, and less than 2 GiB";
   }
-  return nullptr;
+  return turned_problem(a.turned, a.pages);
 }
 
 /// Bytes of shared memory that a block of the current device may ask for, and that a multiprocessor has; 48 KiB where
@@ -61,16 +62,20 @@ struct SharedMemory {
 
 /// Chooses a tiling and how sequences are cut, with so many warps a block that a multiprocessor's shared memory has
 /// room for the blocks that its registers have room for.
-void choose_rule(std::int64_t batch, const oscar_coded_layout& layout, CodedParams& p) {
+void choose_rule(std::int64_t batch, const oscar_coded_layout& layout, bool turns, CodedParams& p) {
   constexpr int kOther = 7 * 1024;  // what a block has besides
   const SharedMemory memory;
   CodedTiling& tiling = p.tiling = CodedTiling::of(layout.head_dim, p.part_heads, layout.value_operands);
   const int units = layout.num_kv_heads * p.parts, warps_at_once = tiling.warps_at_once();
-  SplitRule& rule = p.rule = SplitRule::of(batch * units, units, warps_at_once);
+  SplitRule& rule = p.rule = SplitRule::of(batch * units, units, warps_at_once, turns);
   const int blocks = warps_at_once / rule.warps;
   p.most_shared_bytes = memory.block - kOther;
   const int share = rule.warps == 8 ? memory.multiprocessor / blocks - 4 * 1024 : p.most_shared_bytes;
-  const int copies = std::min(share, p.most_shared_bytes) - 128 * layout.key_operands * tiling.key_tiles;
+  const int of_queries =
+      turns ? static_cast<int>(
+                  TurnedPlaces(layout.head_dim, tiling.step(), tiling.key_tiles, layout.key_operands, rule.warps).end)
+            : 128 * layout.key_operands * tiling.key_tiles;
+  const int copies = std::min(share, p.most_shared_bytes) - of_queries;
   tiling = tiling.fitted(copies, layout.planes, rule.warps);
   rule.warps = tiling.warps(copies, layout.planes, rule.warps);
 }
@@ -87,7 +92,7 @@ CodedParams params_of(const oscar_coded_decode_args& a) {
   p.per_token_inverse = (65536 + per_token - 1) / per_token;
   p.parts = (heads + most - 1) / most;
   p.part_heads = (heads + p.parts - 1) / p.parts;
-  choose_rule(a.split_batch > 0 ? a.split_batch : a.batch, a.layout, p);
+  choose_rule(a.split_batch > 0 ? a.split_batch : a.batch, a.layout, a.turned.table != nullptr, p);
   p.page_stride = static_cast<int>(a.page_stride);
   p.args = a;
   p.k_window = narrow(a.k_window), p.v_window = narrow(a.v_window);
@@ -137,8 +142,10 @@ __attribute__((visibility("default"))) int oscar_coded_decode(const oscar_coded_
   CodedParams p = params_of(*args);
   p.tickets = static_cast<int*>(args->workspace);
   p.partials = reinterpret_cast<float*>(static_cast<char*>(args->workspace) + ticket_bytes(p));
-  return with_head_dim(args->layout.head_dim,
-                       [&]<int kDim>() { return launch_coded<kDim>(p, static_cast<cudaStream_t>(stream)); });
+  return with_head_dim(args->layout.head_dim, [&]<int kDim>() {
+    auto* const to = static_cast<cudaStream_t>(stream);
+    return args->turned.table == nullptr ? launch_coded<kDim, false>(p, to) : launch_coded<kDim, true>(p, to);
+  });
 }
 
 }  // extern "C"

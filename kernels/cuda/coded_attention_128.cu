@@ -1,4 +1,4 @@
 // SPDX-License-Identifier: MIT
 #include "kernels/cuda/coded_attention_kernel.cuh"
 
-template int oscar::cuda::launch_coded<128>(const CodedParams&, cudaStream_t);
+template int oscar::cuda::launch_coded<128, false>(const CodedParams&, cudaStream_t);

@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(kWarp* kMostDecodeWarps, S::kBlocks)
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ __align__(16) CodedOperands<S> operands;
   __shared__ TeamSums<S> sums;
-  __shared__ float units[S::kHeads];
+  __shared__ float units[S::kTurns ? 1 : S::kHeads];
   const int split = static_cast<int>(gridDim.z - 1 - blockIdx.z);
   const int part = static_cast<int>(blockIdx.x), sequence = static_cast<int>(blockIdx.y), kv_head = part / p.parts;
   const int warp = uniform(static_cast<int>(threadIdx.x) / kWarp);
@@ -37,13 +37,21 @@ __global__ void __launch_bounds__(kWarp* kMostDecodeWarps, S::kBlocks)
   CodedCopies<S> copies(p, table, sequence);
   // Most sequences are as long as the longest: its pages are looked up while the length is on its way.
   const int longest = p.args.history.max_length, likely_first = p.longest.history_first(split);
-  CodedQueryShare<S> share(table, p.args.layout.key_operands, warp, p.rule.warps);
+  const bool reads_history = likely_first >= 0 && likely_first < longest;
+  unsigned char* const behind_warps = shared + p.rule.warps * p.warp_bytes;
+  auto share = [&] {
+    if constexpr (S::kTurns) return TurnedQueries<S>(behind_warps, table, p.args, kv_head, p.rule.warps);
+    if constexpr (!S::kTurns) return CodedQueryShare<S>(table, p.args.layout.key_operands, warp, p.rule.warps);
+  }();
+  if constexpr (S::kTurns) {
+    if (reads_history) share.prepare();
+  }
   operands.load(table);
   follow_previous_launch();
-  if (likely_first >= 0 && likely_first < longest) {
+  if (reads_history) {
     copies.look_up(likely_first, min(likely_first + p.longest.history_tokens, longest), warp);
   }
-  share.fetch(heads);
+  if constexpr (!S::kTurns) share.fetch(heads);
   const int length = p.args.history.lengths[sequence], window = p.args.window.lengths[sequence];
   heads.window = window;
   const bool likely = length == longest && window == p.args.window.max_length;
@@ -60,18 +68,27 @@ __global__ void __launch_bounds__(kWarp* kMostDecodeWarps, S::kBlocks)
     work.run(first, end, warp, heads, state);
     merge_window<S>(state, shared, p.warp_bytes, p.rule.warps, all, split);
   } else {
-    const CodedQueries<S> queries(reinterpret_cast<unsigned*>(shared + p.rule.warps * p.warp_bytes), units);
     const int first = plan.history_first(split), end = min(first + plan.history_tokens, length);
     if (!copies.has(first, end, warp)) copies.look_up(first, end, warp);
     const int team = warp / S::kTeam, rank = warp % S::kTeam;
-    CodedTeam<S> work(p, copies, shared + team * S::kTeam * p.warp_bytes, rank, 1 + team, sums.of_team[team]);
+    CodedTeam<S> work(p, copies, shared + team * S::kTeam * p.warp_bytes, rank, 1 + team,
+                      S::kTurns ? p.args.turned.positions[sequence] : 0, sums.of_team[team]);
     work.start();
-    static_assert(CodedQueryShare<S>::kScratchBytes <= S::kWeightsBytes);
-    share.store(heads, queries, shared + warp * p.warp_bytes + S::kStages * p.stage_bytes, p.score_scale);
-    wait_for_copies<2>();  // all but the history's: the operands are there
-    __syncthreads();
     TeamState<S> state;
-    work.take(queries, operands);
+    if constexpr (S::kTurns) {
+      if (!reads_history) share.prepare();
+      share.store(heads, p.score_scale);
+      wait_for_copies<2>();  // all but the history's: the operands are there
+      __syncthreads();
+      work.take(operands, share, warp);
+    } else {
+      const CodedQueries<S> queries(reinterpret_cast<unsigned*>(behind_warps), units);
+      static_assert(CodedQueryShare<S>::kScratchBytes <= S::kWeightsBytes);
+      share.store(heads, queries, shared + warp * p.warp_bytes + S::kStages * p.stage_bytes, p.score_scale);
+      wait_for_copies<2>();
+      __syncthreads();
+      work.take(operands, queries);
+    }
     work.run(state);
     TeamMerge<S>(sums, operands, p.rule.warps, reinterpret_cast<float*>(shared)).run(state, all, split);
   }
@@ -83,7 +100,11 @@ __global__ void __launch_bounds__(kWarp* kMostDecodeWarps, S::kBlocks)
 template <class S>
 int launch(CodedParams p, cudaStream_t stream) {
   static_assert(S::kTeam * kTeamMergeBytes<S> > 0 && kMostDecodeWarps % S::kTeam == 0);
-  const int planes = p.args.layout.planes, queries = CodedQueries<S>::bytes(p.args.layout.key_operands);
+  const int planes = p.args.layout.planes, key_operands = p.args.layout.key_operands;
+  const int queries =
+      S::kTurns
+          ? static_cast<int>(TurnedPlaces(S::kDim, CodedCopies<S>::kStep, S::kKeyTiles, key_operands, p.rule.warps).end)
+          : CodedQueries<S>::bytes(key_operands);
   p.stage_bytes = S::kTiling.stage_bytes(planes);
   p.warp_bytes = std::max({S::kTiling.warp_bytes(planes), kTeamMergeBytes<S> / S::kTeam, kWindowMergeBytes<S>});
   const dim3 grid(static_cast<unsigned>(p.args.layout.num_kv_heads * p.parts), static_cast<unsigned>(p.args.batch),
@@ -92,26 +113,28 @@ int launch(CodedParams p, cudaStream_t stream) {
   return launch_overlapping<coded_decode<S>>(p, grid, kWarp * p.rule.warps, bytes, p.most_shared_bytes, stream);
 }
 
-template <int kDim, int kOperands>
+template <int kDim, int kOperands, bool kTurns>
 int launch_coded_heads(const CodedParams& p, cudaStream_t stream) {
   if constexpr (kDim < 256) {
-    if (p.tiling.key_tiles == 4) return launch<CodedShape<kDim, kOperands, 4>>(p, stream);
-    if (p.tiling.key_tiles == 3) return launch<CodedShape<kDim, kOperands, 3>>(p, stream);
+    if (p.tiling.key_tiles == 4) return launch<CodedShape<kDim, kOperands, 4, kTurns>>(p, stream);
+    if (p.tiling.key_tiles == 3) return launch<CodedShape<kDim, kOperands, 3, kTurns>>(p, stream);
   }
-  if (p.tiling.key_tiles == 2) return launch<CodedShape<kDim, kOperands, 2>>(p, stream);
-  return launch<CodedShape<kDim, kOperands, 1>>(p, stream);
+  if (p.tiling.key_tiles == 2) return launch<CodedShape<kDim, kOperands, 2, kTurns>>(p, stream);
+  return launch<CodedShape<kDim, kOperands, 1, kTurns>>(p, stream);
 }
 
-template <int kDim>
+template <int kDim, bool kTurns>
 int launch_coded(const CodedParams& p, cudaStream_t stream) {
   if constexpr (kDim == 256) {
-    return launch_coded_heads<kDim, kMostValueOperands>(p, stream);
+    return launch_coded_heads<kDim, kMostValueOperands, kTurns>(p, stream);
   } else {
-    if (p.tiling.operands == CodedTiling::kFew) return launch_coded_heads<kDim, CodedTiling::kFew>(p, stream);
+    if (p.tiling.operands == CodedTiling::kFew) return launch_coded_heads<kDim, CodedTiling::kFew, kTurns>(p, stream);
     if constexpr (kDim > 64) {
-      if (p.tiling.operands > CodedTiling::kSome) return launch_coded_heads<kDim, kMostValueOperands>(p, stream);
+      if (p.tiling.operands > CodedTiling::kSome) {
+        return launch_coded_heads<kDim, kMostValueOperands, kTurns>(p, stream);
+      }
     }
-    return launch_coded_heads<kDim, CodedTiling::kSome>(p, stream);
+    return launch_coded_heads<kDim, CodedTiling::kSome, kTurns>(p, stream);
   }
 }
 

@@ -62,8 +62,8 @@ struct CodedParams {
   int stage_bytes, warp_bytes;      // of a step's copies; of all that a warp has in shared memory
 };
 
-/// Launches the kernel for kDim channels a head. Returns a cudaError_t.
-template <int kDim>
+/// Launches the kernel for kDim channels a head, and keys that turn or do not. Returns a cudaError_t.
+template <int kDim, bool kTurns>
 int launch_coded(const CodedParams& p, cudaStream_t stream);
 
 // The shapes of the coded decode kernel, and how a warp copies its packed rows ahead of the step that it reads.
@@ -72,9 +72,10 @@ int launch_coded(const CodedParams& p, cudaStream_t stream);
 // + 8 with head t of each tile. A value tile is two key tiles, interleaved: column 2t is head t of the first, column 2t
 // + 1 of the second.
 
-/// head_dim, operands of the values at most, key tiles.
-template <int kHeadDim, int kMostOperands, int kNumKeyTiles>
+/// head_dim, operands of the values at most, key tiles, whether keys are turned by their positions as they are read.
+template <int kHeadDim, int kMostOperands, int kNumKeyTiles, bool kKeysTurn>
 struct CodedShape {
+  static constexpr bool kTurns = kKeysTurn;
   static constexpr CodedTiling kTiling{kNumKeyTiles, kMostOperands};
   static constexpr int kDim = kHeadDim, kKeyTiles = kNumKeyTiles, kValueTiles = (kKeyTiles + 1) / 2;
   static constexpr int kHeads = 4 * kKeyTiles, kOperands = kMostOperands;
@@ -127,6 +128,7 @@ class CodedCopies {
 
   /// Tokens from the first step of this warp to the end; from one step to the next.
   __device__ int tokens() const { return end_ - first_; }
+  __device__ int end() const { return end_; }
   __device__ int stride() const { return p_.rule.warps * kStep; }
   /// Where a stage has the scales of its step.
   __device__ unsigned scales() const { return kPlaneBytes * (full_planes_ + half_planes_); }
@@ -271,21 +273,69 @@ class CodedCopies {
   const unsigned char* page_ = nullptr;  // the lane's rows in the page that is being copied, where next_ is not null
 };
 
+/// The scales of the tokens of a warp's step, as float32 in shared memory.
+template <class S>
+class StepScales {
+ public:
+  using Copies = CodedCopies<S>;
+
+  /// scales: an address in shared memory, of 16 bytes a token of a step.
+  __device__ explicit StepScales(unsigned scales)
+      : lane_(static_cast<int>(threadIdx.x) % kWarp), scales_(kept(scales + static_cast<unsigned>(lane_ / 4 * 16))) {}
+
+  /// Returns the two scales of one side of token 16 * half + g + 8 * row of this warp; a token has four: keys wide,
+  /// keys narrow, values wide, values narrow.
+  __device__ __forceinline__ float2 scales(int half, int row, int side) const {
+    const uint2 x = load_shared_pair(scales_ + 16 * (16 * half + 8 * row) + 8 * side);
+    return {__uint_as_float(x.x), __uint_as_float(x.y)};
+  }
+
+ protected:
+  /// 2^(byte / 16 - 8) of a token's four bytes: 0x4b0000XX is 2^23 + XX as float32. bytes: where they lie, of the step.
+  __device__ __forceinline__ void share_scales(unsigned bytes) const {
+    unsigned own_bytes[Copies::kPlaneFactor];
+#pragma unroll
+    for (int i = 0; i < Copies::kPlaneFactor; ++i) {
+      own_bytes[i] = load_shared_word(bytes + 128 * i + 4 * lane_);
+    }
+    const unsigned to = scales_ + 16 * (lane_ - lane_ / 4);
+#pragma unroll
+    for (int i = 0; i < Copies::kPlaneFactor; ++i) {
+      const auto scale = [&](int byte) {
+        const unsigned bits = __byte_perm(own_bytes[i], 0x4b000000U, 0x7540 + byte);
+        return fast_exp2(__fmaf_rn(__uint_as_float(bits), 0.0625F, -524296.0F));
+      };
+      store_shared(to + 512 * i, {scale(0), scale(1), scale(2), scale(3)});
+    }
+    __syncwarp();
+  }
+  /// Leaves only the first `valid` tokens of the step their scores.
+  __device__ __forceinline__ void drop_behind(int valid, float (&scores)[S::kKeyTiles][S::kHalves][2]) const {
+    if (valid >= Copies::kStep) return;
+#pragma unroll
+    for (int n = 0; n < 2 * S::kHalves * S::kKeyTiles; ++n) {
+      const int i = n / (2 * S::kHalves), half = n / 2 % S::kHalves, row = n % 2;
+      if (16 * half + lane_ / 4 + 8 * row >= valid) scores[i][half][row] = -INFINITY;
+    }
+  }
+
+  int lane_;
+
+ private:
+  unsigned scales_;
+};
+
 // The scores of one warp of the coded decode kernel: 32 or 64 tokens at a time. CodedShape says which
 // lane has what.
 
 template <class S>
-class CodedScores {
+class CodedScores : public StepScales<S> {
  public:
   using Copies = CodedCopies<S>;
-  static constexpr int kStep = Copies::kStep;
-
-  /// scales: an address in shared memory, of 16 bytes a token of a step for this warp's scales as float32.
-  __device__ explicit CodedScores(unsigned scales)
-      : lane_(static_cast<int>(threadIdx.x) % kWarp), scales_(kept(scales + static_cast<unsigned>(lane_ / 4 * 16))) {}
+  using StepScales<S>::StepScales, StepScales<S>::scales;
 
   /// Takes what keys are multiplied with, and by which operands; both are in shared memory.
-  __device__ __forceinline__ void take(const CodedQueries<S>& queries, const CodedOperands<S>& operands) {
+  __device__ __forceinline__ void take(const CodedOperands<S>& operands, const CodedQueries<S>& queries) {
     keys_ = static_cast<unsigned>(__cvta_generic_to_shared(operands.key));
     queries_ = kept(queries.pairs(lane_));
 #pragma unroll
@@ -295,21 +345,15 @@ class CodedScores {
     find_middles(queries);
   }
 
-  /// Returns the two scales of one side of token 16 * half + g + 8 * row of this warp; a token has four: keys wide,
-  /// keys narrow, values wide, values narrow.
-  __device__ __forceinline__ float2 scales(int half, int row, int side) const {
-    const uint2 x = load_shared_pair(scales_ + 16 * (16 * half + 8 * row) + 8 * side);
-    return {__uint_as_float(x.x), __uint_as_float(x.y)};
-  }
   /// What a unit of a score of the lane's head of key tile i is worth.
   __device__ __forceinline__ float unit(int i) const { return unit_[i]; }
 
   /// Scores over unit() of the warp's tokens, whose copies are at `stage`, with their bytes of scales `scale_bytes`
-  /// behind it; only the first `valid` count.
-  __device__ __forceinline__ void find(unsigned stage, unsigned scale_bytes, int valid,
+  /// behind it; only the first `valid` count. The last argument is the first token, where keys turn.
+  __device__ __forceinline__ void find(unsigned stage, unsigned scale_bytes, int valid, int,
                                        float (&scores)[S::kKeyTiles][S::kHalves][2]) const {
     const unsigned rows = kept(stage + 16 * lane_);  // the lane's row in plane 0
-    share_scales(stage + scale_bytes);
+    this->share_scales(stage + scale_bytes);
 #pragma unroll
     for (int n = 0; n < 2 * S::kHalves * S::kKeyTiles; ++n) {
       scores[n / (2 * S::kHalves)][n / 2 % S::kHalves][n % 2] = 0;
@@ -319,15 +363,11 @@ class CodedScores {
       add_products(kWideClass, rows, from, scores);
       add_products(kNarrowClass, rows, from, scores);
     }
-    if (valid >= kStep) return;
-#pragma unroll
-    for (int n = 0; n < 2 * S::kHalves * S::kKeyTiles; ++n) {
-      const int i = n / (2 * S::kHalves), half = n / 2 % S::kHalves, row = n % 2;
-      if (16 * half + lane_ / 4 + 8 * row >= valid) scores[i][half][row] = -INFINITY;
-    }
+    this->drop_behind(valid, scores);
   }
 
  private:
+  using StepScales<S>::lane_;
   static constexpr int kAtOnce = S::kKeyTiles <= 2 ? S::kHalves : 2;  // halves whose products fit registers
 
   /// Adds the products of a class with kAtOnce halves, from half `from` on, to their scores.
@@ -387,29 +427,9 @@ class CodedScores {
     for (int i = 0; i < S::kKeyTiles; ++i) unit_[i] = queries.unit(4 * i + lane_ % 4);
   }
 
-  /// 2^(byte / 16 - 8) of a token's four bytes: 0x4b0000XX is 2^23 + XX as float32.
-  __device__ __forceinline__ void share_scales(unsigned bytes) const {
-    unsigned own_bytes[Copies::kPlaneFactor];
-#pragma unroll
-    for (int i = 0; i < Copies::kPlaneFactor; ++i) {
-      own_bytes[i] = load_shared_word(bytes + 128 * i + 4 * lane_);
-    }
-    const unsigned to = scales_ + 16 * (lane_ - lane_ / 4);
-#pragma unroll
-    for (int i = 0; i < Copies::kPlaneFactor; ++i) {
-      const auto scale = [&](int byte) {
-        const unsigned bits = __byte_perm(own_bytes[i], 0x4b000000U, 0x7540 + byte);
-        return fast_exp2(__fmaf_rn(__uint_as_float(bits), 0.0625F, -524296.0F));
-      };
-      store_shared(to + 512 * i, {scale(0), scale(1), scale(2), scale(3)});
-    }
-    __syncwarp();
-  }
-
-  int lane_;
-  unsigned scales_, keys_, queries_;  // where they lie in shared memory
-  int end_[2][2];                     // of the pairs of keys, as in the table
-  int middle_[2][S::kKeyTiles];       // of products, by class
+  unsigned keys_, queries_;      // where they lie in shared memory
+  int end_[2][2];                // of the pairs of keys, as in the table
+  int middle_[2][S::kKeyTiles];  // of products, by class
   float unit_[S::kKeyTiles];
 };
 

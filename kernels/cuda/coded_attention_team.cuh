@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/coded_attention_scores.cuh"
+#include "kernels/cuda/coded_attention_turned.cuh"
 #include "kernels/cuda/split_merge.cuh"
 
 namespace oscar::cuda {
@@ -63,11 +64,13 @@ class CodedTeam {
   using Copies = CodedCopies<S>;
   static constexpr int kStep = Copies::kStep;
 
-  /// copied: p.warp_bytes for each warp of the team; shared: of the team.
+  /// copied: p.warp_bytes for each warp of the team; shared: of the team; first_position: of the history's first token,
+  /// where keys turn.
   __device__ CodedTeam(const CodedParams& p, Copies& copies, unsigned char* copied, int rank, int barrier,
-                       TeamShared<S>& shared)
+                       int first_position, TeamShared<S>& shared)
       : copies_(copies),
         shared_(shared),
+        first_position_(first_position),
         stage_bytes_(p.stage_bytes),
         warp_bytes_(p.warp_bytes),
         lane_(static_cast<int>(threadIdx.x) % kWarp),
@@ -76,11 +79,13 @@ class CodedTeam {
         team_(static_cast<unsigned>(__cvta_generic_to_shared(copied))),
         scores_(own() + static_cast<unsigned>(S::kStages * p.stage_bytes)) {}
 
-  /// Takes what keys are multiplied with, and the operands of keys and values; all are in shared memory.
-  __device__ __forceinline__ void take(const CodedQueries<S>& queries, const CodedOperands<S>& operands) {
+  /// Takes the operands of keys and values, and what keys are multiplied with: what take() of the scores takes; all are
+  /// in shared memory.
+  template <class... Queries>
+  __device__ __forceinline__ void take(const CodedOperands<S>& operands, const Queries&... queries) {
     values_ = static_cast<unsigned>(__cvta_generic_to_shared(operands.value));
     value_pairs_ = uniform(operands.pairs.values);
-    scores_.take(queries, operands);
+    scores_.take(operands, queries...);
   }
 
   /// Begins to copy the first step, whose pages are being looked up, in two groups: keys and values.
@@ -94,7 +99,8 @@ class CodedTeam {
       wait_for_copies<1>();
       __syncwarp();  // every lane's copies of the keys are there
       float scores[S::kKeyTiles][S::kHalves][2];
-      scores_.find(own() + stage, copies_.scales(), left - rank_ * kStep, scores);
+      const int own_left = left - rank_ * kStep;
+      scores_.find(own() + stage, copies_.scales(), own_left, first_position_ + copies_.end() - own_left, scores);
       const unsigned next = S::kStages == 1 ? 0 : static_cast<unsigned>(stage_bytes_) - stage;
       if constexpr (S::kStages == 1) {
         __syncwarp();  // every lane has read the keys
@@ -288,9 +294,10 @@ class CodedTeam {
 
   Copies& copies_;
   TeamShared<S>& shared_;
+  int first_position_;
   int stage_bytes_, warp_bytes_, lane_, rank_, barrier_;
   unsigned team_;  // the team's copies in shared memory
-  CodedScores<S> scores_;
+  std::conditional_t<S::kTurns, TurnedScores<S>, CodedScores<S>> scores_;
   unsigned values_;  // the operands of the values in shared memory
   int value_pairs_;
 };

@@ -65,6 +65,7 @@ struct alignas(16) CodedHeadTable {
   alignas(16) std::int32_t block_end[kMostBlocks];    // the block's parts end here, and the next block's begin
   alignas(16) float value_step[8 * kMostBlocks];
   alignas(16) float key_top[8 * kMostBlocks];  // the largest factor of a channel
+  float key_middle[8 * kMostBlocks];           // of the narrow class: what the middle of a channel's codes stands for
 };
 
 /// The tables of all KV heads; fills `layout` but for its table. Throws std::invalid_argument that says what is wrong.

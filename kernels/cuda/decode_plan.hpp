@@ -23,12 +23,13 @@ struct SplitRule {
 
   /// Returns the rule for `units` sequences times KV heads. Few leave no multiprocessor idle only if they are cut
   /// finely; many do not need that, and what a block costs besides its tokens then is the smaller part.
-  /// warps_at_once: how many a multiprocessor has registers for, 8 or 16. All pieces of a single sequence find room at
+  /// warps_at_once: how many a multiprocessor has registers for, 8 or 16; turns: keys turn, and a block has much that
+  /// its warps share, so that blocks are large. All pieces of a single sequence find room at
   /// once, since a second round of blocks would only begin when the first ends; its window is one of them.
-  static SplitRule of(std::int64_t units, int num_kv_heads, int warps_at_once) {
+  static SplitRule of(std::int64_t units, int num_kv_heads, int warps_at_once, bool turns = false) {
     const bool many = units >= 64;
     SplitRule rule{};
-    rule.warps = many ? 4 : 8;
+    rule.warps = many && !turns ? 4 : 8;
     rule.least_tokens = many ? 4096 : 512;
     rule.window_pieces = many && units < 256 && warps_at_once == 16 ? kMostWindowPieces : 1;
     const int places = 132 * warps_at_once / rule.warps;  // of blocks on an H100
@@ -117,6 +118,34 @@ struct CodedTiling {
     const CodedTiling shorter{key_tiles, kSome};
     const bool halves = 2 * warps(bytes, planes, most) <= shorter.warps(bytes, planes, most);
     return operands == kFew && halves ? shorter : *this;
+  }
+};
+
+/// Where a block's shared memory has what it knows of keys that turn, in bytes. A slot is an operand of the keys: word
+/// t of its rows has four coordinates, those of bytes 0 and 2, its low part, and those of bytes 1 and 3. A group is
+/// eight pairs: word t has pairs 2t and 2t + 1. Lane (g, t) has word t and column g of each tile of four heads.
+struct TurnedPlaces {
+  int slots;
+  unsigned z, mean_z;          // of each slot, tile and lane (uint4); of each group, tile and lane (uint2)
+  unsigned table, mean_table;  // of each part of a slot, or group, kept tile of tokens and lane (uint4)
+  unsigned operands;           // of each slot (uint4)
+  unsigned turns;              // of each pair: how far it turns in half a position
+  unsigned gather;             // of each word of a slot: where among those of pairs its phases are (4 of 16 bits)
+  unsigned phases;             // of each warp, phase_bytes: of each word of a slot (uint4), then of each pair
+  unsigned units, mean_units, pair_of;
+  unsigned phase_bytes, end;
+
+  /// step: tokens. Cosines are kept of the first half of them: those of the others are the same in the opposite order.
+  OSCAR_HOST_DEVICE constexpr TurnedPlaces(int head_dim, int step, int key_tiles, int key_operands, int warps)
+      : slots(key_operands) {
+    const auto count = static_cast<unsigned>(slots), dim = static_cast<unsigned>(head_dim);
+    const auto tiles = static_cast<unsigned>(key_tiles), tokens = static_cast<unsigned>(step / 32);
+    z = 0, mean_z = z + 512 * tiles * count;
+    table = mean_z + 16 * tiles * dim, mean_table = table + 1024 * tokens * count;
+    operands = mean_table + 32 * tokens * dim, turns = operands + 16 * count;
+    gather = turns + 2 * dim, phases = gather + 32 * count, phase_bytes = 64 * count + 2 * dim;
+    units = phases + phase_bytes * static_cast<unsigned>(warps), mean_units = units + 16 * tiles;
+    pair_of = mean_units + 32 * tiles, end = pair_of + 2 * dim;
   }
 };
 

@@ -3,7 +3,7 @@
 
 bench_coded_attention.py KERNELS [--plans FILE.json] [--out FILE.json] [--commit HASH]
 KERNELS: the shared object with oscar_coded_decode (oscar_cuda.so). FILE: {name: {"head_dim": d, "layers": [{"key": bits of
-each KV head's blocks, "value": the same}]}}, as coded_plans.py makes it of sets. A plan's heads are dealt to the KV heads of
+each KV head's blocks, "value": the same, "order": of keys before RoPE, the pair of each KV head's coordinates}]}}, as coded_plans.py makes it of sets. A plan's heads are dealt to the KV heads of
 a layer. Times are medians of CUDA graph replays over distinct caches that no cache of the chip holds.
 """
 import argparse
@@ -13,7 +13,7 @@ import json
 import torch
 
 from attention_peers import time_flashinfer, time_sdpa
-from coded_library import CodedFormat, DecodeArgs, Rows, decode, open_library, random_pages
+from coded_library import CodedFormat, DecodeArgs, Rows, decode, open_library, random_pages, turn_table
 from gpu_timing import copy_rate, time_graph
 
 
@@ -41,7 +41,9 @@ class PageTable:
 
 
 class CodedCase:
-    def __init__(self, library, heads, k_bits, v_bits, lengths, windows, page_size, tokens=1):
+    """order: of keys before RoPE, the pair of each coordinate of each KV head."""
+
+    def __init__(self, library, heads, k_bits, v_bits, lengths, windows, page_size, tokens=1, order=None):
         self.kernels = library
         kv_heads, dim, batch = len(k_bits), 8 * len(k_bits[0]), len(lengths)
         self.format = CodedFormat(library, k_bits, v_bits, steps_for(k_bits, dim), steps_for(v_bits, dim))
@@ -55,6 +57,9 @@ class CodedCase:
                                    page_stride=self.pages.stride(0))
         a.q, a.out, a.lse, a.pages = (t.data_ptr() for t in (self.q, self.out, self.lse, self.pages))
         a.k_window, a.v_window = (Rows(x.data_ptr(), 2 * x.stride(0), 2 * x.stride(2), 2 * x.stride(1)) for x in self.windows)
+        if order is not None:
+            self.turn, self.positions = turn_table(library, order, 1e6 ** -(torch.arange(dim // 2) / (dim // 2))), torch.full_like(self.history.lengths, 64)
+            a.turned.table, a.turned.positions = self.turn.data_ptr(), self.positions.data_ptr()
         self.history.fill(a.history)
         self.window.fill(a.window)
         a.workspace_bytes = library.oscar_coded_decode_workspace(ctypes.byref(a))
@@ -93,11 +98,15 @@ def bench(library, plans, with_peers):
             dim, by_layer = plan["head_dim"], []
             for layer in range(len(plan["layers"])):
                 bits = [dealt(plan["layers"][layer][side], kv_heads, layer) for side in ("key", "value")]
-                first = CodedCase(library, heads, *bits, [length - window] * batch, [window] * batch, 64, tokens=tokens)
+                order = dealt(plan["layers"][layer]["order"], kv_heads, layer) if "order" in plan["layers"][layer] else None
+
+                def case():
+                    return CodedCase(library, heads, *bits, [length - window] * batch, [window] * batch, 64, tokens, order)
+
+                first = case()
                 layer_bytes = batch * ((length - window) * first.format.layout.token_bytes + kv_heads * window * 4 * dim)
                 copies = max(2, int(200e6 / layer_bytes) + 1)
-                cases = [first] + [CodedCase(library, heads, *bits, [length - window] * batch, [window] * batch, 64,
-                                             tokens=tokens) for _ in range(copies - 1)]
+                cases = [first] + [case() for _ in range(copies - 1)]
                 us = time_graph(lambda i: cases[i % copies].run(), copies * (2 if batch == 1 else 1), 15)
                 by_layer.append({"microseconds": us, "bytes": layer_bytes, "operands":
                                  [first.format.layout.key_operands, first.format.layout.value_operands]})
@@ -121,7 +130,11 @@ def main():
     parser.add_argument("--commit", default="", help="of the library, for the results")
     options = parser.parse_args()
     library = open_library(options.kernels)
-    plans = {"2 bits": {"head_dim": 128, "layers": [{"key": [[2] * 16], "value": [[2] * 16]}]},
+    uniform = {"key": [[2] * 16], "value": [[2] * 16]}
+    by_pair = [i // 2 for i in range(128)]  # the fastest pairs first
+    plans = {"2 bits": {"head_dim": 128, "layers": [uniform]},
+             "2 bits, before RoPE": {"head_dim": 128, "layers": [uniform | {"order": [by_pair]}]},
+             "2 bits, before RoPE, shuffled": {"head_dim": 128, "layers": [uniform | {"order": [[5 * i % 64 for i in by_pair]]}]},
              "steep": {"head_dim": 128, "layers": [{"key": [[8, 4, 4, 4, 2, 2, 2, 2, 2, 1, 1, 0, 0, 0, 0, 0]],
                                                     "value": [[4, 4, 4, 3, 3, 2, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0]]}]}}
     if options.plans:

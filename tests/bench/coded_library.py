@@ -31,11 +31,20 @@ class Layout(ctypes.Structure):
                 [("token_bytes", ctypes.c_int64), ("table_bytes", ctypes.c_int64), ("table", ctypes.c_void_p)])
 
 
+class Turned(ctypes.Structure):
+    _fields_ = [("table", ctypes.c_void_p), ("positions", ctypes.c_void_p), ("is_far", ctypes.c_int32)]
+
+
+class Turn(ctypes.Structure):
+    _fields_ = ([("head_dim", ctypes.c_int32), ("num_kv_heads", ctypes.c_int32)] +
+                [(name, ctypes.c_void_p) for name in ("pairs", "frequency", "far_frequency", "basis", "inverse", "mean")])
+
+
 class DecodeArgs(ctypes.Structure):
     _fields_ = ([("layout", Layout), ("batch", ctypes.c_int32), ("num_q_heads", ctypes.c_int32),
                  ("query_tokens", ctypes.c_int32), ("softmax_scale", ctypes.c_float), ("split_batch", ctypes.c_int32), ("q", ctypes.c_void_p),
                  ("pages", ctypes.c_void_p), ("page_stride", ctypes.c_int64), ("history", Table), ("k_window", Rows),
-                 ("v_window", Rows), ("window", Table), ("out", ctypes.c_void_p), ("lse", ctypes.c_void_p),
+                 ("v_window", Rows), ("window", Table), ("turned", Turned), ("out", ctypes.c_void_p), ("lse", ctypes.c_void_p),
                  ("workspace", ctypes.c_void_p), ("workspace_bytes", ctypes.c_size_t)])
 
 
@@ -77,6 +86,25 @@ class CodedFormat:
     def head_bytes(self, head):
         """Bytes of a token's keys, values and scales."""
         return 8 * (self.string_bytes(0, head) + self.string_bytes(1, head)) + 4
+
+
+def turn_table(library, order, frequency):
+    """How keys before RoPE turn, on the device. order (kv_heads, head_dim): the pair of each coordinate; frequency (head_dim / 2)."""
+    order, (heads, dim) = torch.as_tensor(order), (len(order), len(order[0]))
+    basis, mean = torch.zeros(heads, dim, dim), torch.randn(heads, dim)
+    for head in range(heads):
+        coordinates = order[head].argsort(stable=True).view(-1, 2)
+        for pair, (first, second) in enumerate(coordinates):
+            basis[head, pair, first] = basis[head, pair + dim // 2, second] = 1
+    pairs, frequency = torch.arange(dim, dtype=torch.int32).view(2, -1).T.contiguous(), torch.as_tensor(frequency, dtype=torch.float32)
+    inverse, size = basis.transpose(1, 2).contiguous(), ctypes.c_int64()
+    turn = Turn(dim, heads, pairs.data_ptr(), frequency.data_ptr(), None, basis.data_ptr(), inverse.data_ptr(), mean.data_ptr())
+    for _ in range(2):  # first its size
+        table = torch.zeros(size.value, dtype=torch.uint8)
+        status = library.oscar_coded_turn_table_of(ctypes.byref(turn), ctypes.byref(size), ctypes.c_void_p(table.data_ptr()) if size.value else None)
+        if status != 0:
+            raise ValueError(library.oscar_last_error().decode())
+    return table.cuda()
 
 
 def head_planes(format_, pages, head, page_size):

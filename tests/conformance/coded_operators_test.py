@@ -49,8 +49,8 @@ def cos_sin_of(rotary, dtype=F32):
     return torch.cat((angles.cos(), angles.sin()), 1).to(DEVICE, dtype)
 
 
-def turning_layer(cache, interleaved, turning, far):
-    """A layer whose keys are packed as they were before RoPE: its table, and float64 functions (rows, positions) of keys and of rows."""
+def turning_layer(cache, interleaved, turning, far, ordered=False):
+    """ordered: the coordinates of slow pairs are neighbours. A layer whose keys are packed as they were before RoPE: its table, and float64 functions (rows, positions) of keys and of rows."""
     heads, dim, half = cache.heads, cache.dim, turning // 2
     first = torch.arange(half)
     pairs = torch.cat((torch.stack((2 * first, 2 * first + 1) if interleaved else (first, first + half), 1),
@@ -58,7 +58,7 @@ def turning_layer(cache, interleaved, turning, far):
     frequency = torch.cat((1e6 ** -(first / half), torch.zeros(dim // 2 - half)))
     basis, inverse, mean = torch.zeros(heads, dim, dim), torch.zeros(heads, dim, dim), torch.randn(heads, dim) * 4
     for head in range(heads):
-        coordinates = torch.randperm(dim).view(-1, 2)
+        coordinates = (torch.arange(dim) if ordered else torch.randperm(dim)).view(-1, 2)
         for channels, own in zip(pairs, coordinates):
             matrix = torch.linalg.qr(torch.randn(2, 2))[0] * torch.tensor([0.5, 1.5])
             basis[head, channels[:, None], own], inverse[head, own[:, None], channels] = matrix, matrix.inverse()
@@ -229,6 +229,15 @@ class CodedTest(OperatorTest):
     @each(LARGE(LISTS["coded_decode"]))
     def test_shapes(self, **shape):
         self.check_shape(**shape)
+
+    @each([*expanded(LISTS["coded_decode"]["turned"]), *(expanded(LISTS["coded_decode"]["turned, large"]) if ON_CUDA else ())])
+    def test_attention_to_keys_before_rope(self, interleaved=False, turning=1.0, far=False, ordered=False, **shape):
+        cache = CodedCache(DEVICE, **shape)
+        cache.fill()
+        turn, _, cache.keys = turning_layer(cache, interleaved, int(turning * cache.dim), far, ordered)
+        positions = torch.randint(0, 20000, (len(cache.lengths),), dtype=torch.int32, device=DEVICE)
+        cache.turned = {"k_turn": turn, "k_positions": positions, "k_far": far}
+        self.check_decode(cache)
 
     def test_a_sequence_alone(self):
         for tokens in (None, 2):

@@ -97,9 +97,12 @@ class OperatorTest(unittest.TestCase):
         out, sums = found[0].reshape(shape), found[1].reshape(shape[:3])
         most = TOLERANCES["decode"] * max(1, int(cache.lengths.max()) / 24000)**0.5  # more random rows cancel, and relative errors grow
         for token in range(out.shape[1]):
-            expected = cache.expected(unseen=out.shape[1] - 1 - token)
+            unseen, limits = out.shape[1] - 1 - token, [most] * len(out)
+            expected = cache.expected(unseen)
+            if cache.turned:  # as near as keys that are rounded
+                limits = [most + float((x - y).norm() / x.norm()) for x, y in zip(expected[0], cache.expected(unseen, rounded=True)[0])]
             for b in range(len(out)):
-                worst = max(worst, self.near(out[b, token], expected[0][b], most))
+                worst = max(worst, self.near(out[b, token], expected[0][b], limits[b]))
             torch.testing.assert_close(sums[:, token].double(), expected[1], rtol=limit, atol=limit)
         print(f"measured: coded decode | bfloat16 | {cache.dim} | {int(cache.lengths.max())} | {worst:.3g} | {most:.3g}")
 
@@ -192,6 +195,7 @@ class CodedCache:
             keys = CASES["coded_plans"][str(dim)]
             plans, kv_heads = [keys, [*keys[1:], keys[0]]], len(keys)
         self.device, self.dim, self.page, self.heads, lengths = device, dim, page, kv_heads, listed(lengths)
+        self.turned, self.keys = {}, None  # of keys before RoPE: what attend() needs, and (rows, positions) -> keys in float64
         windows = [windows] * len(lengths) if isinstance(windows, int) else listed(windows)
 
         def table(size, tokens):
@@ -237,9 +241,14 @@ class CodedCache:
     def tables(self):
         return self.table, self.lengths, *self.windows, self.window_table, self.window_lengths
 
-    def expected(self, unseen=0):
-        """Outputs and log-sum-exps in float64. unseen: tokens at the end of each window that the query does not see."""
+    def expected(self, unseen=0, rounded=False):
+        """Outputs and log-sum-exps in float64. unseen: tokens at the end of each window that the query does not see; rounded: of keys that
+        are turned and rounded to bfloat16."""
         out, first, packed = [], 0, self.packed()
+        if self.turned:
+            positions = torch.cat([at + torch.arange(int(count)) for at, count in zip(self.turned["k_positions"].cpu(), self.lengths)])
+            packed[0] = self.keys(packed[0], positions.to(self.device))
+            packed[0] = packed[0].bfloat16().double() if rounded else packed[0]
         for b, length in enumerate(self.lengths.tolist()):
             window = max(0, int(self.window_lengths[b]) - unseen)
             own = self.window_table[b][:-(-window // self.windows[0].shape[1])].long()
@@ -258,7 +267,7 @@ class CodedCache:
             self.pages.flatten(1)[:, end - 4 * self.page:end].random_(112, 140)
 
     def attend(self, **options):
-        return ops.coded_decode(self.q, self.pages, self.layout, self.places, *self.tables(), **options)
+        return ops.coded_decode(self.q, self.pages, self.layout, self.places, *self.tables(), **self.turned, **options)
 
     def pack(self, slots, pages=None, **rows):
         """The pages after rows were packed into pages full of 0xA5, or into these."""

@@ -286,7 +286,7 @@ class RowsTest(unittest.TestCase):
 
     def test_says_why_it_takes_torch(self):
         for expected, found in (("rows of 96 channels", packed_layer.why_no_kernels(96)),
-                                ("34 query heads for 2", packed_layer.why_no_decode(oscar_kv.Layer(3, side(64, 0), side(64, 7)), 34, 2))):
+                                ("34 query heads for 2", packed_layer.why_no_decode(34, 2))):
             self.assertIn(expected, found)
         model = self.model()
         model.set_attn_implementation("sdpa")

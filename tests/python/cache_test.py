@@ -78,8 +78,7 @@ class CacheTest(unittest.TestCase):
         folder = sample_set("coded", keys="before-rope", bits=1.25)
         self.assert_kld_of_verify(folder, tokens=384, sequences=1, calls=1)
         self.assert_kld_of_verify(folder)
-        with self.assertRaisesRegex(ValueError, "the kernels cannot serve this cache: keys are stored before RoPE"):
-            logits(self.sample(), torch.zeros(1, 2, dtype=torch.long), oscar_kv.PackedCache(folder, path="kernel"))
+        self.assert_kld_of_verify(folder, 320, sequences=1, calls=1, path="kernel")
 
     def test_kld_of_the_coded_cache(self):
         self.assert_kld_of_verify(sample_set("coded"))

@@ -303,10 +303,12 @@ class BackendTest(unittest.TestCase):
 
     def test_keys_before_rope(self):
         """Each is turned by its place in its request, whatever others there are, and when its copy is made of packed rows."""
-        self.check(set_before_rope(), path="torch: keys are stored before RoPE, and turned when they are read" if DEVICE == "cuda" else None)
+        self.check(set_before_rope())
         self.check_prefix(set_before_rope())
         self.by_kernels()
-        self.check(replace(set_before_rope(), windows=(16, RECENT)), path="torch: keys are stored before RoPE, and turned when they are read")
+        for sink in (0, 16):
+            self.check(replace(set_before_rope(), windows=(sink, RECENT)), path="kernels")
+        self.check_prefix(replace(set_before_rope(), windows=(16, RECENT)))
 
     def test_a_rank_takes_its_own_heads(self):
         self.check(coded_set(heads=2 * KV_HEADS), rank=1)

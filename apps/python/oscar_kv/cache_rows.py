@@ -35,7 +35,8 @@ class DecodeClock:
     token itself still sees that one in the window.
 
     position: int64 (1), of the next token. ring, leaving: int64 (1), the ring's slots of the step's token and of the one that is packed.
-    slots: int32 (batch), where in the history that one goes, negative if it is none. lengths: int32 (batch), tokens of the history and
+    slots: int32 (batch), where in the history that one goes, negative if it is none; leaves: its position. sinks: int32 (batch), the position
+    of the history's first token. lengths: int32 (batch), tokens of the history and
     of the window that the step's token sees. pages: int32 (batch, pages of each), those of the history and of the ring."""
 
     def __init__(self, sink: int, recent: int):
@@ -64,7 +65,7 @@ class DecodeClock:
         self.position = torch.full((1,), length, device=device)
         self.ring, self.leaving = torch.zeros_like(self.position), torch.zeros_like(self.position)
         self._first = torch.arange(0, batch * room, room, dtype=torch.int32, device=device)
-        self.slots = torch.empty_like(self._first)
+        self.slots, self.leaves, self.sinks = torch.empty_like(self._first), torch.empty_like(self._first), torch.full_like(self._first, self.sink)
         self.lengths = torch.empty_like(self._first), torch.empty_like(self._first)
         self.pages = [torch.arange(batch * each, dtype=torch.int32, device=device).reshape(batch, each)
                       for each in (room // ROOM, ring_pages(self.sink, self.recent))]
@@ -75,6 +76,7 @@ class DecodeClock:
         self.ring.copy_(torch.where(p < self.sink, p, self.sink + (p - self.sink) % self.recent))
         self.leaving.copy_(torch.where(packed < 0, 0, self.sink + packed % self.recent))
         self.slots.copy_(torch.where(packed < 0, -1, self._first + packed))
+        self.leaves.copy_((self.sink + packed).expand_as(self.slots))
         self.lengths[0].copy_(packed.clamp(min=0).expand_as(self.slots))
         self.lengths[1].copy_((p + 1).clamp(max=kept).expand_as(self.slots))
         p += 1
@@ -218,7 +220,7 @@ class LayerRows:
         clock.begin(self.length, len(keys), self.history.shape[1] * ROOM, keys.device)
         rows = self._packed.stored(keys[:, :, 0], values[:, :, 0])
         self.ring.index_copy_(2, clock.ring, rows[:, :, None])
-        self._packed.write(self._cache(), clock.slots, self.ring.index_select(2, clock.leaving)[:, :, 0])
+        self._packed.write(self._cache(), clock.slots, self.ring.index_select(2, clock.leaving)[:, :, 0], clock.leaves)
         self.advance()
         return partial(self._attend_step, clock)
 
@@ -230,7 +232,7 @@ class LayerRows:
         q, rings = self.sides[0].queries(query[:, :, 0])[:, None], [ring.flatten(0, 1).unflatten(0, (-1, RING_PAGE)) for ring in self.ring]
         tables = clock.pages[0], clock.lengths[0], clock.pages[1], clock.lengths[1]
         stream = torch.cuda.current_stream(q.device).cuda_stream if q.device.type == "cuda" else 0
-        out, lse = (x[:, 0] for x in self._packed.decode(self._cache(), q.contiguous(), rings, tables, scaling, stream))
+        out, lse = (x[:, 0] for x in self._packed.decode(self._cache(), q.contiguous(), rings, tables, scaling, stream, clock.sinks))
         native = self.sides[1].native(out.bfloat16())
         rule.apply_sinks(native, lse)
         return native.to(query.dtype)[:, :, None]

@@ -28,6 +28,7 @@ class DecodeStep:
     requests: int
     tokens: int
     tables: DecodeTables
+    first: Tensor  # int32 (requests), the position of each history's first token
     gather: Tensor | None = None
     real: Tensor | None = None
     places: Tensor | None = None
@@ -55,7 +56,7 @@ class PackedMetadata(AttentionMetadata):
     num_actual_tokens: int
     slots: Tensor  # int32, of each token; negative: it is not written
     copies: Tensor  # int32, of each token; negative: it gets no copy
-    positions: Tensor | None  # int32, of each token in its text; None where kernels read the step
+    positions: Tensor | None  # int32, of each token in its text; None where no layer stores keys before RoPE
     requests: list[Request]  # those that are read one after another
     decoded: DecodeStep | None  # those that kernels read
 
@@ -79,10 +80,11 @@ class SharedStep:
 
 
 class StepBuffers:
-    """Makes the DecodeStep of each step, in tensors that stay where they are. requests: how many run at once."""
+    """Makes the DecodeStep of each step, in tensors that stay where they are. requests: how many run at once; sink: tokens before each
+    history."""
 
-    def __init__(self, requests: int):
-        self.requests = requests
+    def __init__(self, requests: int, sink: int, device: torch.device):
+        self.requests, self.first = requests, torch.full((requests,), sink, dtype=torch.int32, device=device)
         self._kept: dict[tuple[str, int], Tensor] = {}
 
     def hold(self, name: str, x: Tensor, most: int) -> Tensor:
@@ -118,14 +120,14 @@ class StepBuffers:
             requests, _ = uniform
             tables = windows.decode_tables(table[:requests], before[:requests], count[:requests], tokens)
             held = (self.hold(f"{name} of {tokens}", x, self.requests) for name, x in zip(tables._fields, tables))
-            return DecodeStep(requests, tokens, DecodeTables(*held))
+            return DecodeStep(requests, tokens, DecodeTables(*held), self.first[:requests])
         rows = torch.tensor(chosen, device=device)
         tables = windows.decode_tables(table[rows], before[rows], count[rows], tokens)
         last = [starts[i + 1] for i in chosen]  # a request's tokens are its row's last
         gather = [max(end - tokens + t, starts[i]) for i, end in zip(chosen, last) for t in range(tokens)]
         real = [row * tokens + tokens - n + t for row, n in enumerate(counts) for t in range(n)]
         indices = torch.tensor(gather, device=device), torch.tensor(real, device=device)
-        return DecodeStep(len(chosen), tokens, tables, *indices, indices[0][indices[1]])
+        return DecodeStep(len(chosen), tokens, tables, self.first[:len(chosen)], *indices, indices[0][indices[1]])
 
 
 def uniform_of(starts: list[int], chosen: list[int], all_tokens: int) -> tuple[int, int] | None:

@@ -124,6 +124,11 @@ class PackedSlots:
         """The inverse, into bfloat16 (tokens, heads, d), any strides but of channels. positions, is_far: where the keys are read now."""
         torch.ops.oscar.coded_unpack(slots, cache[:, 0], self._layout, self._tables, k=keys, v=values, **self._turned(positions, is_far))
 
+    @property
+    def turns(self) -> bool:
+        """Whether keys are stored before RoPE."""
+        return self._turn is not None
+
     def far(self, length: int) -> bool:
         """Whether keys of a text of so many tokens turn by LongRoPE's frequencies of long texts."""
         rotary = self.sides[0].rotary
@@ -134,13 +139,15 @@ class PackedSlots:
             return {}
         return {"k_turn": self._turn, "k_positions": positions.to(self._turn.device, torch.int32), "k_far": is_far}
 
-    def decode(self, cache: Tensor, q: Tensor, windows: list[Tensor], tables: tuple[Tensor, ...], scaling: float,
-               stream: int = 0) -> tuple[Tensor, Tensor]:
+    def decode(self, cache: Tensor, q: Tensor, windows: list[Tensor], tables: tuple[Tensor, ...], scaling: float, stream: int = 0,
+               first: Tensor | None = None, is_far: bool = False) -> tuple[Tensor, Tensor]:
         """q: bfloat16 (sequences, tokens, query heads, d) -> out of that shape, lse float32 (sequences, tokens, query heads). windows: pools of
         keys and values; tables: pages and lengths of the history, and of the window, of each sequence. stream: whose calls share a
-        workspace."""
+        workspace. first: of keys that are stored before RoPE, int32 (sequences), the position of each history's first token, whose others
+        follow one by one; is_far: as in write()."""
         rows = (q if q.shape[1] > 1 else q[:, 0], cache[:, 0], self._layout, self._tables, *tables[:2], *windows, *tables[2:])
-        out, lse = torch.ops.oscar.coded_decode(*rows, softmax_scale=scaling, workspace=_workspace_of(rows, scaling, stream))
+        options = {"softmax_scale": scaling, **self._turned(first, is_far)}
+        out, lse = torch.ops.oscar.coded_decode(*rows, **options, workspace=_workspace_of(rows, options, stream))
         return out.reshape(q.shape), lse.reshape(q.shape[:3])
 
     @cached_property
@@ -205,15 +212,15 @@ _workspaces: list[tuple[int, Tensor]] = []  # of a stream, all that ever were: g
 _bytes: dict[tuple[Any, ...], int] = {}
 
 
-def _workspace_of(arguments: tuple[Any, ...], scaling: float, stream: int) -> Tensor | None:
+def _workspace_of(arguments: tuple[Any, ...], options: dict[str, Any], stream: int) -> Tensor | None:
     """A workspace for torch.ops.oscar.coded_decode, that of this stream's calls: all layers of a model share it, since they take turns in
     one stream. None: the operator makes its own, as on the CPU, or for calls of so many sequences that they cannot share one."""
     q = arguments[0]
     if q.device.type != "cuda" or q.numel() // q.shape[-1] > _MOST_SHARED:
         return None
-    key = (q.device.index, *(x.shape for x in arguments if isinstance(x, Tensor)))
+    key = (q.device.index, len(options), *(x.shape for x in arguments if isinstance(x, Tensor)))
     if key not in _bytes:
-        _bytes[key] = torch.ops.oscar.coded_decode_workspace(*arguments, softmax_scale=scaling)
+        _bytes[key] = torch.ops.oscar.coded_decode_workspace(*arguments, **options)
     fitting = [x for of, x in _workspaces if of == stream and x.device == q.device and len(x) >= _bytes[key]]
     if not fitting and torch.cuda.is_current_stream_capturing():
         return None  # it would be filled with zeros by the graph alone
@@ -233,8 +240,6 @@ def why_no_kernels(dim: int) -> str | None:
     return None
 
 
-def why_no_decode(layer: Layer, num_q_heads: int, num_kv_heads: int) -> str | None:
+def why_no_decode(num_q_heads: int, num_kv_heads: int) -> str | None:
     """Why decode kernels cannot read a layer's packed rows for so many query heads; None: they can."""
-    if layer.key.rotary is not None:
-        return "keys are stored before RoPE, and turned when they are read"
     return f"{num_q_heads} query heads for {num_kv_heads} KV heads" if num_q_heads > 16 * num_kv_heads else None

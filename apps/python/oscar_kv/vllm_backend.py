@@ -9,8 +9,7 @@ work. A prompt's tokens see each other as they are, those of earlier chunks as t
 vLLM asks each layer for the size of a token and of a block while a server starts, when its weights are there and its cache is not.
 The interface is that of vLLM 0.32 and 0.33 (vllm/v1/attention/backend.py, backends/fa_utils.py, kv_cache_interface.py). On CUDA, requests of at most 8 new tokens are
 read by kernels, all at once, where these know the set (packed_layer.py); steps of such requests alone can be CUDA graphs. Others
-are read a request at a time, on any device, in pieces of bounded size (chunk_attention.py). Soft caps, and keys that are stored before
-RoPE, are not for the kernels; sinks are applied to outputs, whatever read them (score_rule.py). A layer without keys of its own reads what another has (Gemma 4). In a hybrid, layers
+are read a request at a time, on any device, in pieces of bounded size (chunk_attention.py). Soft caps are not for the kernels; sinks are applied to outputs, whatever read them (score_rule.py). A layer without keys of its own reads what another has (Gemma 4). In a hybrid, layers
 of linear attention or Mamba keep vLLM's states, in blocks as large as those of tokens. Non-goals, refused: ALiBi, more ranks than KV heads.
 """
 import logging
@@ -70,7 +69,7 @@ def _slots_of(layer_name: str, shape: tuple[int, int, int], block_size: int, dev
         (device.type != "cuda" and not ON_CPU, f"the cache is on {device.type}, the kernels on CUDA"),
         (recent < 2, f"a window of {recent} recent tokens"),
         (block_size not in _PAGES, f"blocks of {block_size} tokens"),
-        (sink % block_size, f"a sink of {sink} tokens in blocks of {block_size}")) if is_wrong), why_no_decode(layer, q_heads, heads))
+        (sink % block_size, f"a sink of {sink} tokens in blocks of {block_size}")) if is_wrong), why_no_decode(q_heads, heads))
     slots.path = "kernels" if why is None else f"torch: {why}"
     _ = slots.rotations  # before graphs are captured
     return slots
@@ -215,6 +214,7 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
             impl.source.is_shared = True
         own = [layer for layer in packed_layers(vllm_config) if layer.layer_name in layer_names]
         self.by_kernels = all(layer.impl.packed.path == "kernels" for layer in own)
+        self.turns = any(layer.impl.packed.turns for layer in own)
         known, scheduler = vllm_config.cache_config.num_gpu_blocks, vllm_config.scheduler_config
         blocks = known or scheduler.max_num_seqs  # None while vLLM measures what its graphs take
         pages = vllm_config.cache_config.block_size // PackedBackend.page if PackedBackend.page else 1
@@ -223,7 +223,7 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
         if PackedBackend.page and known:
             self._pages[self.windows] = pages
         self.layers, self.most_tokens = own, scheduler.max_num_batched_tokens
-        self.buffers = StepBuffers(scheduler.max_num_seqs)
+        self.buffers = StepBuffers(scheduler.max_num_seqs, packed_set().windows[0], device)
         for layer in own:
             layer.impl.make_copies(self.windows.slots, device)
             layer.impl.builder = self
@@ -272,9 +272,9 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
         rows = [(starts[i], starts[i + 1], lengths[i]) for i in others]
         index = torch.tensor(others, dtype=torch.long, device=table.device) if others else None
         requests = [] if index is None else self._requests(rows, table[index], before[index])
-        slots, copies = (self.buffers.hold(name, x, self.most_tokens) for name, x in (("slots", written.int()), ("kept", step.kept.int())))
-        return PackedMetadata(all_tokens, slots, copies, None if self.by_kernels else self._positions(before, count, all_tokens), requests,
-                              decoded), step.restored
+        held = [("slots", written.int()), ("kept", step.kept.int())] + ([("positions", self._positions(before, count, all_tokens))] if self.turns else [])
+        slots, copies, *positions = (self.buffers.hold(name, x, self.most_tokens) for name, x in held)
+        return PackedMetadata(all_tokens, slots, copies, positions[0] if positions else None, requests, decoded), step.restored
 
     @staticmethod
     def _positions(before: Tensor, count: Tensor, all_tokens: int) -> Tensor:
@@ -294,7 +294,12 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
         slots, copies, tables = self.buffers.rooms(self.windows, table, tokens, all_tokens, self.most_tokens)
         self.windows.step(table, common.query_start_loc[:requests + 1], common.seq_lens[:requests], common.slot_mapping[:all_tokens], places,
                           slots, copies, tables)
-        return PackedMetadata(all_tokens, slots, copies, None, [], DecodeStep(requests, tokens, tables))
+        positions = None
+        if self.turns:  # of requests that fill the batch up negative: they are not written
+            new = torch.arange(-tokens, 0, dtype=torch.int32, device=table.device)
+            every = torch.nn.functional.pad((common.seq_lens[:requests, None] + new).int().flatten(), (0, all_tokens - requests * tokens))
+            positions = self.buffers.hold("positions", every, self.most_tokens)
+        return PackedMetadata(all_tokens, slots, copies, positions, [], DecodeStep(requests, tokens, tables, self.buffers.first[:requests]))
 
     def _requests(self, rows: list[tuple[int, int, int]], table: Tensor, before: Tensor) -> list[Request]:
         def split(request: Tensor, slots: Tensor) -> list[Tensor]:
@@ -414,7 +419,8 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
     def _decode(self, turned: Tensor, step: DecodeStep, packed: Any, kv_cache: Tensor, output: Tensor) -> None:
         """New tokens of requests, whose outputs are written. turned: their queries, rotated."""
         pages = [copies[:, None] for copies in self.source._copies]  # of one token
-        out, lse = packed.decode(kv_cache, turned.unflatten(0, (step.requests, -1)), pages, step.tables, self.scale)
+        out, lse = packed.decode(kv_cache, turned.unflatten(0, (step.requests, -1)), pages, step.tables, self.scale, first=step.first,
+                                 is_far=self.source._is_far)
         native = output[:len(turned)] if step.gather is None else torch.empty_like(turned)
         packed.turn_back(out.flatten(0, 1), native)
         self.rule.apply_sinks(native, lse.flatten(0, 1))

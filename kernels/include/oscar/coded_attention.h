@@ -5,7 +5,8 @@
  *   out[b, h] = softmax(scale * q[b, h] K_b^T) V_b      over the window tokens and the history tokens of sequence b
  *
  * Queries, keys and values are in the coordinates of the coded set: keys (k - mean) W_k, queries q R_k, values v W_v; the
- * caller multiplies outputs by R_v. Windows hold all channels in bfloat16. A result depends to the bit on its own sequence and on
+ * caller multiplies outputs by R_v. Keys that are stored before RoPE (oscar_coded_turn) are turned as they are read: queries and keys of
+ * the window then are the model's own. Windows hold all channels in bfloat16. A result depends to the bit on its own sequence and on
  * split_batch, whatever else is in the batch.
  *
  * A packed row. Blocks of 8 neighbouring channels share a number of bits w, 0 to 8. Channel i stands for
@@ -84,6 +85,30 @@ typedef struct {
  * cudaErrorInvalidValue; oscar_last_error() then says why. */
 int oscar_coded_layout_of(const oscar_coded_format* format, oscar_coded_layout* layout, void* table);
 
+/* Keys before RoPE. A key k at position j is packed as the row y = bfloat16((k R(-j) - mean) W), and read as the key
+ * bfloat16((y W^-1 + mean) R(j)), where R(j) turns pair p of channels, (x, y), by j frequency[p]: to (x cos - y sin, x sin + y cos).
+ * W mixes only the two channels of a pair, so each pair has two coordinates of a row. Sums are float32; so are the products
+ * j frequency[p], whose cosines and sines are exact to 1e-6. Host memory. */
+typedef struct {
+  int32_t head_dim, num_kv_heads;
+  const int32_t* pairs;       /* (head_dim / 2, 2): every channel once, also those that do not turn */
+  const float* frequency;     /* (head_dim / 2) */
+  const float* far_frequency; /* LongRoPE's, of texts beyond its near context; null: the same */
+  const float *basis, *inverse; /* W and W^-1: (num_kv_heads, head_dim, head_dim) for row vectors */
+  const float* mean;          /* (num_kv_heads, head_dim); null: 0 */
+} oscar_coded_turn;
+
+/* Writes what kernels read of it, *table_bytes, to `table`, host memory, unless that is null. Returns as oscar_coded_layout_of()
+ * does; refuses a W that mixes pairs. */
+int oscar_coded_turn_table_of(const oscar_coded_turn* turn, int64_t* table_bytes, void* table);
+
+/* How the keys of a call turn. All zeros: they are no keys before RoPE. Device memory. */
+typedef struct {
+  const void* table;        /* 16-byte aligned: what oscar_coded_turn_table_of() wrote */
+  const int32_t* positions; /* (num_tokens); oscar_coded_decode(): (batch), of each history's first token */
+  int32_t is_far;           /* 1: all texts of the call turn with far_frequency */
+} oscar_coded_turned;
+
 /* The query tokens of a sequence, several where speculative decoding verifies drafts, are its newest tokens: the last
  * query_tokens of its window, in their order. Query token i does not see the query_tokens - 1 - i tokens after it; it sees the
  * rest of the window and the whole history. Where a sequence has fewer new tokens, they are its last query tokens, and what the
@@ -100,6 +125,7 @@ typedef struct {
   oscar_page_table history;
   oscar_paged_rows k_window, v_window;   /* bfloat16, rows 16-byte aligned */
   oscar_page_table window;
+  oscar_coded_turned turned; /* unless all zeros, history token t of sequence b is a key at position positions[b] + t */
   float* out; /* (batch, query_tokens, num_q_heads, head_dim), 8-byte aligned */
   float* lse; /* (batch, query_tokens, num_q_heads): log of the sum of exp(scores); may be null */
   void* workspace;

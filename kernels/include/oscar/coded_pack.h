@@ -22,30 +22,6 @@ extern "C" {
 int oscar_coded_pack_table_of(const oscar_coded_format* format, const float* k_sigmas, const float* v_sigmas,
                               int64_t* table_bytes, void* table);
 
-/* Keys before RoPE. A key k at position j is packed as the row y = bfloat16((k R(-j) - mean) W), and read as the key
- * bfloat16((y W^-1 + mean) R(j)), where R(j) turns pair p of channels, (x, y), by j frequency[p]: to (x cos - y sin, x sin + y cos).
- * W mixes only the two channels of a pair, so each pair has two coordinates of a row. Sums are float32; so are the products
- * j frequency[p], whose cosines and sines are exact to 1e-6. Host memory. */
-typedef struct {
-  int32_t head_dim, num_kv_heads;
-  const int32_t* pairs;       /* (head_dim / 2, 2): every channel once, also those that do not turn */
-  const float* frequency;     /* (head_dim / 2) */
-  const float* far_frequency; /* LongRoPE's, of texts beyond its near context; null: the same */
-  const float *basis, *inverse; /* W and W^-1: (num_kv_heads, head_dim, head_dim) for row vectors */
-  const float* mean;          /* (num_kv_heads, head_dim); null: 0 */
-} oscar_coded_turn;
-
-/* Writes what kernels read of it, *table_bytes, to `table`, host memory, unless that is null. Returns as oscar_coded_layout_of()
- * does; refuses a W that mixes pairs. */
-int oscar_coded_turn_table_of(const oscar_coded_turn* turn, int64_t* table_bytes, void* table);
-
-/* How the keys of a call turn. All zeros: they are no keys before RoPE. Device memory. */
-typedef struct {
-  const void* table;        /* 16-byte aligned: what oscar_coded_turn_table_of() wrote */
-  const int32_t* positions; /* (num_tokens) */
-  int32_t is_far;           /* 1: all texts of the call turn with far_frequency */
-} oscar_coded_turned;
-
 /* Rows of keys, or of values: those of the tokens' KV heads. Device memory. */
 typedef struct {
   const void* x;                         /* bfloat16, head_dim finite values per (token, KV head), 16-byte aligned; null: none */
