@@ -14,8 +14,8 @@ namespace oscar {
 
 /// A pair of channels (x_0, x_1) of a key before RoPE, and the coordinates (y_0, y_1) of its packed row that are made
 /// of them alone: y_c = sum over i of (x_i - mean[i]) basis[i][c], and x_i = sum over c of y_c inverse[c][i] + mean[i].
-struct CodedTurnPair {
-  alignas(16) std::int16_t coordinate[2], channel[2];
+struct alignas(16) CodedTurnPair {
+  std::int16_t coordinate[2], channel[2];
   float frequency[2];  // in radians a position: of texts within the near context, and beyond it
   float mean[2];
   float basis[2][2], inverse[2][2];

@@ -66,6 +66,7 @@ void choose_rule(std::int64_t batch, const oscar_coded_layout& layout, bool turn
   constexpr int kOther = 7 * 1024;  // what a block has besides
   const SharedMemory memory;
   CodedTiling& tiling = p.tiling = CodedTiling::of(layout.head_dim, p.part_heads, layout.value_operands);
+  if (turns && tiling.key_tiles > 2) tiling.operands = std::max(tiling.operands, CodedTiling::kSome);  // no registers
   const int units = layout.num_kv_heads * p.parts, warps_at_once = tiling.warps_at_once();
   SplitRule& rule = p.rule = SplitRule::of(batch * units, units, warps_at_once, turns);
   const int blocks = warps_at_once / rule.warps;

@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kWarp* kMostDecodeWarps, S::kBlocks)
   if (reads_history) {
     copies.look_up(likely_first, min(likely_first + p.longest.history_tokens, longest), warp);
   }
-  if constexpr (!S::kTurns) share.fetch(heads);
+  share.fetch(heads);
   const int length = p.args.history.lengths[sequence], window = p.args.window.lengths[sequence];
   heads.window = window;
   const bool likely = length == longest && window == p.args.window.max_length;

@@ -283,10 +283,19 @@ class StepScales {
   __device__ explicit StepScales(unsigned scales)
       : lane_(static_cast<int>(threadIdx.x) % kWarp), scales_(kept(scales + static_cast<unsigned>(lane_ / 4 * 16))) {}
 
-  /// Returns the two scales of one side of token 16 * half + g + 8 * row of this warp; a token has four: keys wide,
-  /// keys narrow, values wide, values narrow.
+  /// Whether rows g and g + 8 of the products of 16 tokens, tile `half` of a step, are the tokens that are as far
+  /// behind its middle as those of tile kHalves - 1 - half are before it: where keys turn, these have the same cosines.
+  __device__ static constexpr bool is_mirrored(int half) { return S::kTurns && half >= S::kHalves / 2; }
+  /// Where a token of the step has its scales: that of row g + 8 * row of tile `half`, which is 16 * half + g + 8 *
+  /// row.
+  __device__ __forceinline__ unsigned place(int half, int row) const {
+    if (!is_mirrored(half)) return scales_ + 16 * (16 * half + 8 * row);
+    return scales_ + 16 * (Copies::kStep - 1 - 16 * (S::kHalves - 1 - half) - 8 * row) - 32 * (lane_ / 4);
+  }
+  /// Returns the two scales of one side of the token of a row; a token has four: keys wide, keys narrow, values wide,
+  /// values narrow.
   __device__ __forceinline__ float2 scales(int half, int row, int side) const {
-    const uint2 x = load_shared_pair(scales_ + 16 * (16 * half + 8 * row) + 8 * side);
+    const uint2 x = load_shared_pair(place(half, row) + 8 * side);
     return {__uint_as_float(x.x), __uint_as_float(x.y)};
   }
 
@@ -315,7 +324,9 @@ class StepScales {
 #pragma unroll
     for (int n = 0; n < 2 * S::kHalves * S::kKeyTiles; ++n) {
       const int i = n / (2 * S::kHalves), half = n / 2 % S::kHalves, row = n % 2;
-      if (16 * half + lane_ / 4 + 8 * row >= valid) scores[i][half][row] = -INFINITY;
+      const int token = is_mirrored(half) ? Copies::kStep - 1 - 16 * (S::kHalves - 1 - half) - lane_ / 4 - 8 * row
+                                          : 16 * half + lane_ / 4 + 8 * row;
+      if (token >= valid) scores[i][half][row] = -INFINITY;
     }
   }
 

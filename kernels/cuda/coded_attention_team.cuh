@@ -192,7 +192,8 @@ class CodedTeam {
     for (int k = 0; k < 2 * S::kHalves; ++k) scale[k] = scores_.scales(k / 2, k % 2, 1);
 #pragma unroll
     for (int k = 0; k < 2 * S::kHalves; ++k) {
-      const unsigned row = to + 16 * (16 * (k / 2) + 8 * (k % 2));
+      const unsigned row = S::kTurns ? scores_.place(k / 2, k % 2) + 16 * kStep + 4 * (lane_ % 4)
+                                     : to + 16 * (16 * (k / 2) + 8 * (k % 2));
       float weight[2 * S::kValueTiles] = {};  // of an odd tile: 0
 #pragma unroll
       for (int i = 0; i < S::kKeyTiles; ++i) {

@@ -30,11 +30,12 @@ __device__ __forceinline__ unsigned half_turn(float frequency) {
 __device__ __forceinline__ __half2 halves(unsigned word) { return reinterpret_cast<const __half2&>(word); }
 __device__ __forceinline__ unsigned word_of(__half2 pair) { return reinterpret_cast<const unsigned&>(pair); }
 
-/// An operand of the keys: the bits of its low and its high part, each twice, and where its plane is.
+/// An operand of the keys: the bits of its low and its high part, each twice, where its plane is, and its slot.
 struct alignas(16) TurnedOperand {
-  unsigned low, high, plane;
-  unsigned is_slow;  // whether it adds y_c (A_c + d f B_c)
+  unsigned low, high, plane, slot;
 };
+/// In which order a warp takes operands: of each class first those that add y_c (A_c + d f B_c).
+enum TurnedKind { kWideSlow, kWideFast, kNarrowSlow, kNarrowFast, kTurnedKinds };  // the last: it has no bits
 
 /// What a block prepares before its warps read tokens: see TurnedPlaces.
 template <class S>
@@ -49,25 +50,31 @@ class TurnedQueries {
       : places_(S::kDim, kStep, S::kKeyTiles, args.layout.key_operands, warps),
         shared_(shared),
         table_(table),
-        pairs_(static_cast<const CodedTurnPair*>(args.turned.table) + kv_head * (S::kDim / 2)),
+        all_pairs_(static_cast<const CodedTurnPair*>(args.turned.table) + kv_head * (S::kDim / 2)),
         is_far_(args.turned.is_far) {}
 
   [[nodiscard]] __device__ const TurnedPlaces& places() const { return places_; }
   [[nodiscard]] __device__ unsigned address() const { return static_cast<unsigned>(__cvta_generic_to_shared(shared_)); }
   /// What a unit of a head's scores is worth; not finite if one of its queries is not.
   [[nodiscard]] __device__ float unit(int head) const { return at<float>(places_.units)[head]; }
-  /// In such units: what the means add to them (0), and what the middles of narrow codes take off (1).
-  [[nodiscard]] __device__ float mean_unit(int head, int which) const {
-    return at<float>(places_.mean_units)[2 * head + which];
+  /// Where a kind of operands ends among those that are read.
+  [[nodiscard]] __device__ int end(int kind) const {
+    return at<int>(places_.operands + sizeof(TurnedOperand) * (places_.slots + 1))[kind];
   }
 
   /// Fills what does not depend on queries. By all threads, as store().
   __device__ void prepare() {
+    static_assert(sizeof(CodedTurnPair) == 64 && sizeof(CodedKeyWord[4]) == 96);
+    copy(places_.pairs, all_pairs_, 32 * S::kDim);
+    copy(places_.words, table_.key_word, 96 * places_.slots);
+    copy(places_.tops, table_.key_top, 4 * S::kDim);
+    copy(places_.middles, table_.key_middle, 4 * S::kDim);
+    __syncthreads();
     auto* const of = at<std::uint16_t>(places_.pair_of);  // coordinates among the pairs: 2 * pair + 0 or 1
     auto* const turns = at<unsigned>(places_.turns);
     for (int i = thread(); i < S::kDim; i += threads()) {
-      of[pairs_[i / 2].coordinate[i % 2]] = static_cast<std::uint16_t>(i);
-      if (i % 2 == 0) turns[i / 2] = half_turn(pairs_[i / 2].frequency[is_far_ != 0 ? 1 : 0]);
+      of[pair(i / 2).coordinate[i % 2]] = static_cast<std::uint16_t>(i);
+      if (i % 2 == 0) turns[i / 2] = half_turn(pair(i / 2).frequency[is_far_ != 0 ? 1 : 0]);
     }
     __syncthreads();
     fill_operands();
@@ -77,57 +84,72 @@ class TurnedQueries {
     }
     for (int i = thread(); i < 2 * kKept * kWarp * places_.slots; i += threads()) {
       const int lane = i % kWarp, half = i / kWarp % kKept, part = i / (kWarp * kKept), slot = part / 2;
-      const CodedKeyWord its = word(slot, lane);
+      const CodedKeyWord& its = word(slot, lane);
       at<uint4>(places_.table)[i] = table_entry(turns[pair_of(its, part % 2)], turns[pair_of(its, part % 2 + 2)], half,
                                                 lane, is_wide(slot) ? 1.0F : kSubnormal);
     }
-    for (int i = thread(); i < kKept * kWarp * kGroups; i += threads()) {
-      const int lane = i % kWarp, half = i / kWarp % kKept, pair = i / (kWarp * kKept) * 8 + 2 * (lane % 4);
-      at<uint4>(places_.mean_table)[i] = table_entry(turns[pair], turns[pair + 1], half, lane, 1.0F);
+    for (int i = thread(); i < kKept * kWarp * kGroups; i += threads()) {  // two groups' cosines, then their sines
+      const int lane = i % kWarp, half = i / kWarp % kKept, part = i / (kWarp * kKept);
+      const int first = part / 2 * 16 + 2 * (lane % 4);
+      const uint4 x = table_entry(turns[first], turns[first + 1], half, lane, 1.0F);
+      const uint4 y = table_entry(turns[first + 8], turns[first + 9], half, lane, 1.0F);
+      at<uint4>(places_.mean_table)[i] =
+          part % 2 == 0 ? make_uint4(x.x, x.y, y.x, y.y) : make_uint4(x.z, x.w, y.z, y.w);
     }
   }
 
-  /// Makes z of all heads.
+  /// Begins to copy queries, as one group.
+  __device__ __forceinline__ void fetch(const CodedHeads& heads) const {
+    constexpr int kPieces = S::kDim / 8;
+    for (int i = thread(); i < heads.count * kPieces; i += threads()) {
+      copy_async<16>(address() + places_.queries + 16 * i,
+                     heads.q + heads.row(i / kPieces) * S::kDim + i % kPieces * 8);
+    }
+    commit_copies();
+  }
+
+  /// Makes z of all heads. Two groups of copies may have begun after fetch().
   __device__ void store(const CodedHeads& heads, float score_scale) {
     float *const units = at<float>(places_.units), *const mean_units = at<float>(places_.mean_units);
     for (int i = thread(); i < S::kHeads; i += threads()) units[i] = mean_units[2 * i] = mean_units[2 * i + 1] = 0;
+    wait_for_copies<2>();
     __syncthreads();
     for (int i = thread(); i < heads.count * S::kDim / 2; i += threads()) {
-      const int head = i / (S::kDim / 2), pair = i % (S::kDim / 2);
-      const float2 q = query(heads, head, pair);
-      float top = 0;
-      for (int c = 0; c < 2; ++c) {
-        top = larger(top, table_.key_top[pairs_[pair].coordinate[c]] * size(product(pairs_[pair].inverse[c], q)));
+      const int head = i / (S::kDim / 2), which_pair = i % (S::kDim / 2);
+      const float2 q = query(head, which_pair);
+      const CodedTurnPair& its = pair(which_pair);
+      raise(units[head], larger(at<float>(places_.tops)[its.coordinate[0]] * size(product(its.inverse[0], q)),
+                                at<float>(places_.tops)[its.coordinate[1]] * size(product(its.inverse[1], q))));
+      for (int which = 0; which < 2; ++which) {
+        raise(mean_units[2 * head + which], size(product(mean(which_pair, which), q)));
       }
-      raise(units[head], top);
-      for (int which = 0; which < 2; ++which) raise(mean_units[2 * head + which], size(product(mean(pair, which), q)));
     }
     __syncthreads();
     for (int i = thread(); i < places_.slots * kTiles * kWarp; i += threads()) {
       const int lane = i % kWarp, slot = i / (kWarp * kTiles), head = head_of(i / kWarp % kTiles, lane);
-      const bool is_slope = lane / 4 % 2 == 1, is_slow = at<TurnedOperand>(places_.operands)[slot].is_slow != 0;
+      const bool is_slope = lane / 4 % 2 == 1, is_slow = at<int>(places_.kinds)[slot] % 2 == 0;
       float per_unit = head < heads.count && units[head] != 0 ? 1 / units[head] : 0;
       if (is_shifted(slot / 2)) per_unit *= 0.0625F;  // here their bits stay where they are
       if (is_slow && !is_wide(slot)) per_unit *= kSubnormal;
       if (is_slope && !is_slow) per_unit = 0;
-      const CodedKeyWord its = word(slot, lane);
+      const CodedKeyWord& its = word(slot, lane);
       float2 z[4] = {};
       for (int byte = 0; byte < 4; ++byte) {
         if (its.channel[byte] < 0 || per_unit == 0) continue;
-        const int of = at<std::uint16_t>(places_.pair_of)[its.channel[byte]], pair = of / 2;
-        z[byte] = scaled(product(pairs_[pair].inverse[of % 2], query(heads, head, pair)), its.factor[byte] * per_unit);
-        if (is_slope) z[byte] = scaled({z[byte].y, -z[byte].x}, kStep * radians(at<unsigned>(places_.turns)[pair]));
+        const int of = at<std::uint16_t>(places_.pair_of)[its.channel[byte]];
+        z[byte] = scaled(product(pair(of / 2).inverse[of % 2], query(head, of / 2)), its.factor[byte] * per_unit);
+        if (is_slope) z[byte] = scaled({z[byte].y, -z[byte].x}, kStep * radians(at<unsigned>(places_.turns)[of / 2]));
       }
       at<uint4>(places_.z)[i] = make_uint4(pack_f16(z[0].x, z[2].x), pack_f16(z[0].y, z[2].y), pack_f16(z[1].x, z[3].x),
                                            pack_f16(z[1].y, z[3].y));
     }
     for (int i = thread(); i < kGroups * kTiles * kWarp; i += threads()) {
-      const int lane = i % kWarp, pair = i / (kWarp * kTiles) * 8 + 2 * (lane % 4), which = lane / 4 % 2;
+      const int lane = i % kWarp, first = i / (kWarp * kTiles) * 8 + 2 * (lane % 4), which = lane / 4 % 2;
       const int head = head_of(i / kWarp % kTiles, lane);
       const float top = head < heads.count ? mean_units[2 * head + which] : 0;
       float2 z[2] = {};
       for (int n = 0; n < 2 && top != 0; ++n) {
-        z[n] = scaled(product(mean(pair + n, which), query(heads, head, pair + n)), 1 / top);
+        z[n] = scaled(product(mean(first + n, which), query(head, first + n)), 1 / top);
       }
       at<uint2>(places_.mean_z)[i] = make_uint2(pack_f16(z[0].x, z[1].x), pack_f16(z[0].y, z[1].y));
     }
@@ -142,6 +164,10 @@ class TurnedQueries {
   static constexpr float kCode = 512;         // a code is multiplied as 1/512 of itself
   static constexpr float kSubnormal = 32768;  // what makes that of a subnormal, whose unit is 2^-24
 
+  /// Copies whole 16 bytes.
+  __device__ void copy(unsigned to, const void* from, int bytes) const {
+    for (int i = thread(); i < bytes / 16; i += threads()) at<uint4>(to)[i] = static_cast<const uint4*>(from)[i];
+  }
   __device__ static int thread() { return static_cast<int>(threadIdx.x); }
   __device__ static int threads() { return static_cast<int>(blockDim.x); }
   template <class T>
@@ -150,27 +176,49 @@ class TurnedQueries {
   }
   /// Column g of tile i is head 4 i + g / 2: the even one what it adds, the odd one its slope.
   __device__ static int head_of(int tile, int lane) { return 4 * tile + lane / 8; }
-  __device__ CodedKeyWord word(int slot, int lane) const { return table_.key_word[slot][lane % 4]; }
+  __device__ const CodedKeyWord& word(int slot, int lane) const {
+    return at<CodedKeyWord>(places_.words)[4 * slot + lane % 4];
+  }
+  __device__ const CodedTurnPair& pair(int i) const { return at<CodedTurnPair>(places_.pairs)[i]; }
   __device__ int pair_of(const CodedKeyWord& word, int byte) const {
     return word.channel[byte] < 0 ? 0 : at<std::uint16_t>(places_.pair_of)[word.channel[byte]] / 2;
   }
 
   __device__ void fill_operands() const {
+    auto* const kinds = at<int>(places_.kinds);
     for (int slot = thread(); slot < places_.slots; slot += threads()) {
-      const CodedKeyPair& pair = table_.key_pair[slot / 2];
-      const unsigned bits = is_shifted(slot / 2) ? pair.mask[slot % 2] << 4 : pair.mask[slot % 2];
-      // What is left out is 1/32 of a coordinate of few bits at most, and 1/500 of one of four or more.
-      const auto most = static_cast<unsigned>((is_wide(slot) ? 0.0625F : 0.25F) / kStep * 683565275.6F);
-      bool slow = true;
-      for (int t = 0; t < 4; ++t) {
-        for (int byte = 0; byte < 4; ++byte) {
-          const CodedKeyWord its = word(slot, t);
-          if (its.channel[byte] >= 0) slow &= at<unsigned>(places_.turns)[pair_of(its, byte)] + most <= 2 * most;
-        }
-      }
-      at<TurnedOperand>(places_.operands)[slot] = {bits & kValueBits, bits >> 8 & kValueBits,
-                                                   CodedCopies<S>::kPlaneFactor * pair.plane[slot % 2], slow ? 1U : 0U};
+      const bool empty = slot >= 2 * table_.pairs.key_end[kNarrowClass][1] || bits_of(slot) == 0;
+      kinds[slot] = empty ? kTurnedKinds : 2 * (is_wide(slot) ? 0 : 1) + (is_slow(slot) ? 0 : 1);
     }
+    __syncthreads();
+    for (int i = thread(); i < places_.slots + kTurnedKinds; i += threads()) {
+      const int slot = i - kTurnedKinds, kind = slot < 0 ? i + 1 : kinds[slot];
+      int before = 0;  // slots of kinds before this one, and those of this one that come first
+      for (int other = 0; other < places_.slots; ++other) {
+        before += kinds[other] < kind || (kinds[other] == kind && other < slot) ? 1 : 0;
+      }
+      if (slot < 0) {
+        at<int>(places_.operands + sizeof(TurnedOperand) * (places_.slots + 1))[i] = before;  // see end()
+      } else if (kind < kTurnedKinds) {
+        at<TurnedOperand>(places_.operands)[before] = {
+            bits_of(slot) & kValueBits, bits_of(slot) >> 8 & kValueBits,
+            CodedCopies<S>::kPlaneFactor * table_.key_pair[slot / 2].plane[slot % 2], static_cast<unsigned>(slot)};
+      }
+    }
+  }
+  __device__ unsigned bits_of(int slot) const {
+    const unsigned mask = table_.key_pair[slot / 2].mask[slot % 2];
+    return is_shifted(slot / 2) ? mask << 4 : mask;
+  }
+  __device__ bool is_slow(int slot) const {
+    // What is left out is 1/32 of a coordinate of few bits at most, and 1/500 of one of four or more.
+    const auto most = static_cast<unsigned>((is_wide(slot) ? 0.0625F : 0.25F) / kStep * 683565275.6F);
+    bool slow = true;
+    for (int i = 0; i < 16; ++i) {
+      const CodedKeyWord& its = word(slot, i / 4);
+      if (its.channel[i % 4] >= 0) slow &= at<unsigned>(places_.turns)[pair_of(its, i % 4)] + most <= 2 * most;
+    }
+    return slow;
   }
   __device__ bool is_wide(int slot) const { return slot / 2 < table_.pairs.key_end[kWideClass][1]; }
   /// Whether the table has the bits of a pair of operands shifted by 4.
@@ -189,15 +237,18 @@ class TurnedQueries {
     const float2 u = scaled(cos_sin((d + 16) * first), factor), v = scaled(cos_sin((d + 16) * second), factor);
     return make_uint4(pack_f16(x.x, y.x), pack_f16(u.x, v.x), pack_f16(x.y, y.y), pack_f16(u.y, v.y));
   }
-  __device__ float2 query(const CodedHeads& heads, int head, int pair) const {
-    const __nv_bfloat16* const row = heads.q + heads.row(head) * S::kDim;
-    return {__bfloat162float(row[pairs_[pair].channel[0]]), __bfloat162float(row[pairs_[pair].channel[1]])};
+  /// Of a pair's channels.
+  __device__ float2 query(int head, int which_pair) const {
+    const auto* const row = at<__nv_bfloat16>(places_.queries) + head * S::kDim;
+    const CodedTurnPair& its = pair(which_pair);
+    return {__bfloat162float(row[its.channel[0]]), __bfloat162float(row[its.channel[1]])};
   }
   /// A pair's mean (0), or what the middles of its narrow coordinates' codes stand for, less than nothing (1).
-  __device__ float2 mean(int pair, int which) const {
-    const CodedTurnPair& its = pairs_[pair];
+  __device__ float2 mean(int which_pair, int which) const {
+    const CodedTurnPair& its = pair(which_pair);
     if (which == 0) return {its.mean[0], its.mean[1]};
-    const float first = table_.key_middle[its.coordinate[0]], second = table_.key_middle[its.coordinate[1]];
+    const auto* const middles = at<float>(places_.middles);
+    const float first = middles[its.coordinate[0]], second = middles[its.coordinate[1]];
     return {-first * its.inverse[0][0] - second * its.inverse[1][0],
             -first * its.inverse[0][1] - second * its.inverse[1][1]};
   }
@@ -212,14 +263,16 @@ class TurnedQueries {
   __device__ static float larger(float a, float b) {
     return __uint_as_float(max(__float_as_uint(a), __float_as_uint(b)));
   }
+  /// By all lanes of a warp, for one head.
   __device__ static void raise(float& shared, float magnitude) {
-    atomicMax(reinterpret_cast<unsigned*>(&shared), __float_as_uint(magnitude));
+    const unsigned most = __reduce_max_sync(kAllLanes, __float_as_uint(magnitude));
+    if (thread() % kWarp == 0) atomicMax(reinterpret_cast<unsigned*>(&shared), most);
   }
 
   TurnedPlaces places_;
   unsigned char* shared_;
   const CodedHeadTable& table_;
-  const CodedTurnPair* pairs_;
+  const CodedTurnPair* all_pairs_;
   int is_far_;
 };
 
@@ -228,21 +281,19 @@ template <class S>
 class TurnedScores : public StepScales<S> {
  public:
   using Copies = CodedCopies<S>;
-  using StepScales<S>::StepScales, StepScales<S>::scales;
+  using StepScales<S>::StepScales, StepScales<S>::scales, StepScales<S>::is_mirrored;
 
   /// warp: of the block.
-  __device__ __forceinline__ void take(const CodedOperands<S>& operands, const TurnedQueries<S>& queries, int warp) {
+  __device__ __forceinline__ void take(const CodedOperands<S>&, const TurnedQueries<S>& queries, int warp) {
     const TurnedPlaces& places = queries.places();
-    const CodedPairs& pairs = operands.pairs;
     const unsigned from = queries.address();
     slots_ = places.slots, from_ = from;
-    wide_ = uniform(2 * pairs.key_end[kWideClass][1]), end_ = uniform(2 * pairs.key_end[kNarrowClass][1]);
+#pragma unroll
+    for (int kind = 0; kind < kTurnedKinds; ++kind) end_[kind] = uniform(queries.end(kind));
     phases_ = from + places.phases + places.phase_bytes * static_cast<unsigned>(warp);
 #pragma unroll
     for (int i = 0; i < S::kKeyTiles; ++i) {
-      const int head = 4 * i + lane_ % 4;
-      unit_[i] = queries.unit(head), mean_unit_[i] = queries.mean_unit(head, 0),
-      middle_unit_[i] = queries.mean_unit(head, 1);
+      unit_[i] = queries.unit(4 * i + lane_ % 4);
     }
   }
   __device__ __forceinline__ float unit(int i) const { return unit_[i]; }
@@ -252,21 +303,16 @@ class TurnedScores : public StepScales<S> {
                                        float (&scores)[S::kKeyTiles][S::kHalves][2]) const {
     this->share_scales(stage + scale_bytes);
     turn_to(static_cast<unsigned>(2 * position + Copies::kStep - 1));
-    const unsigned rows = kept(stage + 16 * lane_);  // the lane's row in plane 0
-    Sums sums = {};
-    add_means(sums);
+    // The lane's rows in plane 0: of 64 tokens the first 32 in their order and the others backwards.
+    unsigned rows[Copies::kPlaneFactor] = {stage + 16 * (S::kHalves > 2 || lane_ < 16 ? lane_ : 47 - lane_)};
+    if (S::kHalves > 2) rows[Copies::kPlaneFactor - 1] = stage + 16 * (31 - lane_);
 #pragma unroll
     for (int n = 0; n < 2 * S::kHalves * S::kKeyTiles; ++n) {
-      const int i = n / (2 * S::kHalves), half = n / 2 % S::kHalves, row = n % 2;
-      float(&sum)[4] = sums[i][half];
-      scores[i][half][row] = mean_unit_[i] * sum[2 * row];
-      sum[2 * row] = middle_unit_[i] * sum[2 * row + 1], sum[2 * row + 1] = 0;
+      scores[n / (2 * S::kHalves)][n / 2 % S::kHalves][n % 2] = 0;
     }
-    add_class(kNarrowClass, wide_, end_, rows, sums, scores);
-    if (wide_ > 0) {
-      Sums others = {};
-      add_class(kWideClass, 0, wide_, rows, others, scores);
-    }
+    add_class(kNarrowClass, end_[kWideFast], end_[kNarrowSlow], end_[kNarrowFast], rows, scores);
+    if (end_[kWideFast] > 0) add_class(kWideClass, 0, end_[kWideSlow], end_[kWideFast], rows, scores);
+    add_means(scores);
     this->drop_behind(valid, scores);
   }
 
@@ -315,53 +361,93 @@ class TurnedScores : public StepScales<S> {
                                                            unsigned imaginary) {
     return word_of(__hfma2(halves(cos), halves(imaginary), __hneg2(__hmul2(halves(sin), halves(real)))));
   }
-  /// The row of tile `half` of a table with kKept tiles: cosines of tokens g and g + 8, then sines, which in the second
-  /// half of the tiles have the other sign.
-  __device__ __forceinline__ uint4 table_row(unsigned table, int half) const {
-    if (half < kKept) return load_shared(table + 512 * half + 16 * lane_);
-    const uint4 x = load_shared(table + 512 * (S::kHalves - 1 - half) + 16 * (28 - lane_ + 2 * (lane_ % 4)));
-    return make_uint4(x.y, x.x, x.w, x.z);
+  /// Row g + 8 * row of 16 tokens in the words that were loaded of an operand's plane.
+  __device__ __forceinline__ static unsigned word_at(const unsigned (&words)[Copies::kPlaneFactor][4], int half,
+                                                     int row) {
+    if (S::kHalves == 2) return words[0][2 * half + row];
+    return words[is_mirrored(half) ? 1 : 0][2 * (is_mirrored(half) ? S::kHalves - 1 - half : half) + row];
   }
 
-  __device__ __forceinline__ void add_means(Sums& sums) const {
-    const unsigned of_z = from_ + places().mean_z + 8 * lane_, table = from_ + places().mean_table;
+  /// Adds what means add, and takes off what the middles of narrow codes stand for.
+  __device__ __forceinline__ void add_means(float (&scores)[S::kKeyTiles][S::kHalves][2]) const {
+    float even[kTiles][kKept][4] = {}, odd[kTiles][kKept][4] = {};  // sums of cosines and of sines
+    const unsigned of_z = from_ + places().mean_z + 8 * lane_, table = from_ + places().mean_table + 16 * lane_;
+    const unsigned phases = phases_ + 64 * slots_ + 8 * (lane_ % 4);
 #pragma unroll 2
-    for (int group = 0; group < kGroups; ++group) {
-      const uint2 both = load_shared_pair(phases_ + 64 * slots_ + 32 * group + 8 * (lane_ % 4));
-      const unsigned cos = __byte_perm(both.x, both.y, 0x5410), sin = __byte_perm(both.x, both.y, 0x7632);
-      unsigned a[kTiles], b[kTiles];
+    for (int group = 0; group < kGroups; group += 2) {
+      unsigned a[kTiles][2], b[kTiles][2];
 #pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
-        const uint2 z = load_shared_pair(of_z + 256 * (kTiles * group + tile));
-        a[tile] = turned(cos, sin, z.x, z.y), b[tile] = turned_across(cos, sin, z.x, z.y);
-      }
-#pragma unroll
-      for (int half = 0; half < S::kHalves; ++half) {
-        const uint4 x = table_row(table + kTable * group, half);
+      for (int n = 0; n < 2; ++n) {
+        const uint2 both = load_shared_pair(phases + 32 * (group + n));
+        const unsigned cos = __byte_perm(both.x, both.y, 0x5410), sin = __byte_perm(both.x, both.y, 0x7632);
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
-          mma<Half::kFloat16>(sums[tile][half], x.x, x.y, x.z, x.w, a[tile], half < kKept ? b[tile] : b[tile] ^ kSigns);
+          const uint2 z = load_shared_pair(of_z + 256 * (kTiles * (group + n) + tile));
+          a[tile][n] = turned(cos, sin, z.x, z.y), b[tile][n] = turned_across(cos, sin, z.x, z.y);
         }
+      }
+#pragma unroll
+      for (int half = 0; half < kKept; ++half) {
+        const uint4 cos = load_shared(table + kTable * group + 512 * half);
+        const uint4 sin = load_shared(table + kTable * (group + 1) + 512 * half);
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile) {
+          mma<Half::kFloat16>(even[tile][half], cos.x, cos.y, cos.z, cos.w, a[tile][0], a[tile][1]);
+          mma<Half::kFloat16>(odd[tile][half], sin.x, sin.y, sin.z, sin.w, b[tile][0], b[tile][1]);
+        }
+      }
+    }
+    uint2 units[kTiles];
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+      units[i] = load_shared_pair(from_ + places().mean_units + 8 * (4 * i + lane_ % 4));
+    }
+#pragma unroll
+    for (int n = 0; n < 2 * S::kHalves; ++n) {
+      const int half = n / 2, row = n % 2, kept = is_mirrored(half) ? S::kHalves - 1 - half : half;
+      const float s = scales(half, row, 0).y, sign = is_mirrored(half) ? -1.0F : 1.0F;
+#pragma unroll
+      for (int i = 0; i < kTiles; ++i) {
+        const float *const x = even[i][kept] + 2 * row, *const y = odd[i][kept] + 2 * row;
+        scores[i][half][row] +=
+            __uint_as_float(units[i].x) * (x[0] + sign * y[0]) + s * __uint_as_float(units[i].y) * (x[1] + sign * y[1]);
       }
     }
   }
 
-  /// Adds the products of the operands [from, to), which are of one class, to the scores; sums: what there is already.
-  __device__ __forceinline__ void add_class(int of_class, int from, int to, unsigned rows, Sums& sums,
+  /// Adds the products of the operands [from, to), which are of one class, and of which those from `fast` on are not
+  /// slow, to the scores.
+  __device__ __forceinline__ void add_class(int of_class, int from, int fast, int to,
+                                            const unsigned (&rows)[Copies::kPlaneFactor],
                                             float (&scores)[S::kKeyTiles][S::kHalves][2]) const {
+    Sums sums = {};
+    const unsigned operands = from_ + places().operands;
+    uint4 next = load_shared(operands + 16 * from);
 #pragma unroll 1
-    for (int slot = from; slot < to; ++slot) add_operand(of_class == kWideClass, slot, rows, sums);
+    for (int i = from; i < fast; ++i) {
+      const uint4 operand = next;
+      next = load_shared(operands + 16 * (i + 1));
+      add_slow(of_class == kWideClass, operand, rows, sums);
+    }
+#pragma unroll 1
+    for (int i = fast; i < to; ++i) {
+      const uint4 operand = next;
+      next = load_shared(operands + 16 * (i + 1));
+      add_fast(of_class == kWideClass, operand, rows, sums);
+    }
 #pragma unroll
     for (int n = 0; n < 2 * S::kHalves; ++n) {
       const int half = n / 2, row = n % 2;
       const float2 both = scales(half, row, 0);
       const float s = of_class == kWideClass ? both.x : both.y;
-      const float at = static_cast<float>(lane_ / 4) * (2.0F / Copies::kStep) +
-                       (2 * (16 * half + 8 * row) - (Copies::kStep - 1)) * (1.0F / Copies::kStep);  // -1 to 1
+      const int kept = is_mirrored(half) ? S::kHalves - 1 - half : half;
+      const float before = static_cast<float>(lane_ / 4) * (2.0F / Copies::kStep) +
+                           (2 * (16 * kept + 8 * row) - (Copies::kStep - 1)) * (1.0F / Copies::kStep);
+      const float at = is_mirrored(half) ? -before : before;  // from -1, the first token, to 1
 #pragma unroll
       for (int i = 0; i < S::kKeyTiles; ++i) {
-        const float(&sum)[4] = sums[i][half];
-        scores[i][half][row] += s * __fmaf_rn(at, sum[2 * row + 1], sum[2 * row]);
+        const float* const sum = sums[i][half] + 2 * row;
+        scores[i][half][row] += s * __fmaf_rn(at, sum[1], sum[0]);
       }
     }
   }
@@ -380,66 +466,81 @@ class TurnedScores : public StepScales<S> {
     }
   };
 
-  __device__ __forceinline__ void add_operand(bool wide, int slot, unsigned rows, Sums& sums) const {
-    const uint4 operand = load_shared(from_ + places().operands + static_cast<unsigned>(sizeof(TurnedOperand)) * slot);
-    const uint4 phase = load_shared(phases_ + 64 * slot + 16 * (lane_ % 4));
-    const Codes low{operand.x, 0, wide}, high{operand.y, 8, wide};
-    const unsigned plane = rows + operand.z;
+  /// What an operand's coordinates are multiplied with, before they are turned, by how much, and its packed rows.
+  struct Loaded {
+    uint4 phase, z[kTiles];
     unsigned words[Copies::kPlaneFactor][4];
+  };
+  __device__ __forceinline__ Loaded load(const uint4& operand, const unsigned (&rows)[Copies::kPlaneFactor]) const {
+    Loaded x;
+    x.phase = load_shared(phases_ + 64 * operand.w + 16 * (lane_ % 4));
 #pragma unroll
-    for (int group = 0; group < Copies::kPlaneFactor; ++group) load_matrices<false>(plane + 512 * group, words[group]);
-    uint4 z[kTiles];
+    for (int tile = 0; tile < kTiles; ++tile) {
+      x.z[tile] = load_shared(from_ + places().z + 16 * lane_ + 512 * (kTiles * operand.w + tile));
+    }
 #pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile)
-      z[tile] = load_shared(from_ + places().z + 16 * lane_ + 512 * (kTiles * slot + tile));
-    if (operand.w != 0) {
-      unsigned a[kTiles][2];
+    for (int group = 0; group < Copies::kPlaneFactor; ++group) {
+      load_matrices<false>(rows[group] + operand.z + 512 * group, x.words[group]);
+    }
+    return x;
+  }
+  __device__ __forceinline__ void add_slow(bool wide, const uint4& operand,
+                                           const unsigned (&rows)[Copies::kPlaneFactor], Sums& sums) const {
+    const Loaded its = load(operand, rows);
+    const Codes low{operand.x, 0, wide}, high{operand.y, 8, wide};
+    unsigned a[kTiles][2];
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      a[tile][0] = turned(its.phase.x, its.phase.y, its.z[tile].x, its.z[tile].y);
+      a[tile][1] = turned(its.phase.z, its.phase.w, its.z[tile].z, its.z[tile].w);
+    }
+#pragma unroll
+    for (int half = 0; half < S::kHalves; ++half) {
+      const unsigned x = word_at(its.words, half, 0), y = word_at(its.words, half, 1);
+      const unsigned codes[4] = {low.of(x), low.of(y), high.of(x), high.of(y)};
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
-        a[tile][0] = turned(phase.x, phase.y, z[tile].x, z[tile].y);
-        a[tile][1] = turned(phase.z, phase.w, z[tile].z, z[tile].w);
+        mma<Half::kFloat16>(sums[tile][half], codes[0], codes[1], codes[2], codes[3], a[tile][0], a[tile][1]);
       }
-#pragma unroll
-      for (int half = 0; half < S::kHalves; ++half) {
-        const unsigned x = words[half / 2][half % 2 * 2], y = words[half / 2][half % 2 * 2 + 1];
-        const unsigned codes[4] = {low.of(x), low.of(y), high.of(x), high.of(y)};
-#pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile) {
-          mma<Half::kFloat16>(sums[tile][half], codes[0], codes[1], codes[2], codes[3], a[tile][0], a[tile][1]);
-        }
-      }
-      return;
     }
-    const unsigned table = from_ + places().table + 2 * kTable * slot;
+  }
+  __device__ __forceinline__ void add_fast(bool wide, const uint4& operand,
+                                           const unsigned (&rows)[Copies::kPlaneFactor], Sums& sums) const {
+    const Loaded its = load(operand, rows);
+    const unsigned table = from_ + places().table + 16 * lane_ + 2 * kTable * operand.w;
 #pragma unroll
     for (int part = 0; part < 2; ++part) {
-      const Codes& codes = part == 0 ? low : high;
+      const Codes codes{part == 0 ? operand.x : operand.y, part == 0 ? 0U : 8U, wide};
       if (codes.mask == 0) continue;
-      const unsigned cos = part == 0 ? phase.x : phase.z, sin = part == 0 ? phase.y : phase.w;
+      const unsigned cos = part == 0 ? its.phase.x : its.phase.z, sin = part == 0 ? its.phase.y : its.phase.w;
       unsigned a[kTiles], b[kTiles];
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
-        const unsigned real = part == 0 ? z[tile].x : z[tile].z, imaginary = part == 0 ? z[tile].y : z[tile].w;
+        const uint4& z = its.z[tile];
+        const unsigned real = part == 0 ? z.x : z.z, imaginary = part == 0 ? z.y : z.w;
         a[tile] = turned(cos, sin, real, imaginary), b[tile] = turned_across(cos, sin, real, imaginary);
       }
 #pragma unroll
-      for (int half = 0; half < S::kHalves; ++half) {
-        const uint4 by = table_row(table + kTable * part, half);
-        const __half2 x = halves(codes.of(words[half / 2][half % 2 * 2]));
-        const __half2 y = halves(codes.of(words[half / 2][half % 2 * 2 + 1]));
+      for (int kept = 0; kept < kKept; ++kept) {
+        const uint4 by = load_shared(table + kTable * part + 512 * kept);
 #pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile) {
-          mma<Half::kFloat16>(sums[tile][half], word_of(__hmul2(x, halves(by.x))), word_of(__hmul2(y, halves(by.y))),
-                              word_of(__hmul2(x, halves(by.z))), word_of(__hmul2(y, halves(by.w))), a[tile],
-                              half < kKept ? b[tile] : b[tile] ^ kSigns);
+        for (const int half : {kept, S::kHalves - 1 - kept}) {
+          const __half2 x = halves(codes.of(word_at(its.words, half, 0)));
+          const __half2 y = halves(codes.of(word_at(its.words, half, 1)));
+#pragma unroll
+          for (int tile = 0; tile < kTiles; ++tile) {
+            mma<Half::kFloat16>(sums[tile][half], word_of(__hmul2(x, halves(by.x))), word_of(__hmul2(y, halves(by.y))),
+                                word_of(__hmul2(x, halves(by.z))), word_of(__hmul2(y, halves(by.w))), a[tile],
+                                is_mirrored(half) ? b[tile] ^ kSigns : b[tile]);
+          }
         }
       }
     }
   }
 
-  int slots_, wide_, end_;  // operands; where those of each class end
-  unsigned from_, phases_;  // where shared memory has what the block prepared, and this warp's phases
-  float unit_[S::kKeyTiles], mean_unit_[S::kKeyTiles], middle_unit_[S::kKeyTiles];
+  int slots_, end_[kTurnedKinds];  // operands of the table; where each kind of those that are read ends
+  unsigned from_, phases_;         // where shared memory has what the block prepared, and this warp's phases
+  float unit_[S::kKeyTiles];
 };
 
 }  // namespace oscar::cuda

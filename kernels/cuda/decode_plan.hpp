@@ -30,7 +30,7 @@ struct SplitRule {
     const bool many = units >= 64;
     SplitRule rule{};
     rule.warps = many && !turns ? 4 : 8;
-    rule.least_tokens = many ? 4096 : 512;
+    rule.least_tokens = !many ? 512 : turns ? 8192 : 4096;
     rule.window_pieces = many && units < 256 && warps_at_once == 16 ? kMostWindowPieces : 1;
     const int places = 132 * warps_at_once / rule.warps;  // of blocks on an H100
     rule.history_pieces = std::clamp(places / num_kv_heads - rule.window_pieces, 1, kMostPieces);
@@ -128,11 +128,15 @@ struct TurnedPlaces {
   int slots;
   unsigned z, mean_z;          // of each slot, tile and lane (uint4); of each group, tile and lane (uint2)
   unsigned table, mean_table;  // of each part of a slot, or group, kept tile of tokens and lane (uint4)
-  unsigned operands;           // of each slot (uint4)
+  unsigned operands, kinds;    // of each slot that is read (uint4), one more, and where each kind ends; of each slot
   unsigned turns;              // of each pair: how far it turns in half a position
   unsigned gather;             // of each word of a slot: where among those of pairs its phases are (4 of 16 bits)
   unsigned phases;             // of each warp, phase_bytes: of each word of a slot (uint4), then of each pair
-  unsigned units, mean_units, pair_of;
+  unsigned pairs, words, tops, middles,
+      queries;          // copies: of the turn table's and of the layout table's rows, and of q
+  unsigned units;       // of each head: what a unit of its scores is worth
+  unsigned mean_units;  // in such units: what means add to them, and what the middles of narrow codes take off
+  unsigned pair_of;
   unsigned phase_bytes, end;
 
   /// step: tokens. Cosines are kept of the first half of them: those of the others are the same in the opposite order.
@@ -142,10 +146,13 @@ struct TurnedPlaces {
     const auto tiles = static_cast<unsigned>(key_tiles), tokens = static_cast<unsigned>(step / 32);
     z = 0, mean_z = z + 512 * tiles * count;
     table = mean_z + 16 * tiles * dim, mean_table = table + 1024 * tokens * count;
-    operands = mean_table + 32 * tokens * dim, turns = operands + 16 * count;
-    gather = turns + 2 * dim, phases = gather + 32 * count, phase_bytes = 64 * count + 2 * dim;
-    units = phases + phase_bytes * static_cast<unsigned>(warps), mean_units = units + 16 * tiles;
-    pair_of = mean_units + 32 * tiles, end = pair_of + 2 * dim;
+    operands = mean_table + 32 * tokens * dim, turns = operands + 16 * (count + 2);
+    gather = turns + 2 * dim, pairs = gather + 32 * count, words = pairs + 32 * dim;
+    tops = words + 96 * count, middles = tops + 4 * dim, queries = middles + 4 * dim;
+    units = queries + 8 * tiles * dim, mean_units = units + 16 * tiles;
+    pair_of = mean_units + 32 * tiles, kinds = pair_of + 2 * dim;
+    phases = (kinds + 4 * count + 15) / 16 * 16, phase_bytes = 64 * count + 2 * dim;
+    end = phases + phase_bytes * static_cast<unsigned>(warps);
   }
 };
 

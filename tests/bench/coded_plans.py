@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""The bits of coded sets, as bench_coded_attention.py takes them: coded_plans.py NAME=SET_FOLDER [...] --out FILE.json"""
+"""The bits of coded sets, and of keys before RoPE the pair of each coordinate, as bench_coded_attention.py takes them.
+
+coded_plans.py NAME=SET_FOLDER [...] --out FILE.json
+"""
 import argparse
 import json
 from pathlib import Path
@@ -20,7 +23,10 @@ def bits_of(levels):
 def plan_of(folder):
     tensors, layers = load_file(Path(folder) / "coded.safetensors"), []
     while f"layers.{len(layers)}.key.levels" in tensors:
-        layers.append({side: bits_of(tensors[f"layers.{len(layers)}.{side}.levels"]) for side in ("key", "value")})
+        number = len(layers)
+        layers.append({side: bits_of(tensors[f"layers.{number}.{side}.levels"]) for side in ("key", "value")})
+        if f"layers.{number}.key.pair" in tensors:
+            layers[-1]["order"] = tensors[f"layers.{number}.key.pair"].tolist()
     if not layers:
         raise ValueError(f"{folder} has no layer 0")
     return {"head_dim": 8 * len(layers[0]["key"][0]), "layers": layers}
