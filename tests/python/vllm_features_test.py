@@ -113,7 +113,9 @@ class FeaturesTest(ServedModel):
         self.assertIn("is served in 4 layers", self.said())
         ids = np.load(TOKENS).reshape(-1).tolist()
         prompts = [ids[:700], ids[5000:5040], ids[9000:10000]]
-        self.assertLess(self.difference(prompts, self.complete_all(prompts, 100), path), 0.05)
+        for hits in (0, 1152):  # then of 700 and 1,000 tokens, which are there, those of whole blocks up to the last 255
+            self.assertLess(self.difference(prompts, self.complete_all(prompts, 100), path), 0.05)
+            self.assertEqual(self.metric("vllm:prefix_cache_hits_total"), hits)
         accepted, drafted = (self.metric(f"vllm:spec_decode_num_{kind}_tokens_total") for kind in ("accepted", "draft"))
         tokens = self.cache_tokens()
         print("figure: accepted", accepted, "of", drafted, "tokens of a GiB", tokens, flush=True)
@@ -148,8 +150,9 @@ class FeaturesTest(ServedModel):
         self.check(sample_set("coded"), 3)
 
     def fitted(self, model, text, tokens=4096, **others):
-        """A set for a model that the zoo has none for."""
-        oscar_kv.fit(self.folder / "set", model=model, tokens=text, max_tokens=tokens, recipe="coded", device="cpu", **others)
+        """A set for a model that the zoo has none for, or of a dump."""
+        source = {} if "dump" in others else {"model": model, "tokens": text, "max_tokens": tokens}
+        oscar_kv.fit(self.folder / "set", recipe="coded", device="cpu", **source, **others)
         return self.folder / "set"
 
     def hybrid(self, name, change=lambda attention: None, **others):
@@ -169,9 +172,9 @@ class FeaturesTest(ServedModel):
         shutil.copy(MODEL / "tokenizer.json", self.folder / "hybrid")
         return self.folder / "hybrid"
 
-    def check_hybrid(self, model, *options):
+    def check_hybrid(self, model, *options, **source):
         """What is served is near a cache of two packed layers with short windows, and nearer than to an exact cache."""
-        path = self.fitted(model, TOKENS.with_name("tokens_calib.npy"), sink=16, recent=64)
+        path = self.fitted(model, TOKENS.with_name("tokens_calib.npy"), sink=16, recent=64, **source)
         self.served("--max-num-batched-tokens", "512", *options, model=model, OSCAR_KV_SET=str(path))
         self.assertEqual(sum(map(int, re.findall(r"is served in (\d) layers", self.said()))), 2)
         print("figure: tokens of a GiB:", self.cache_tokens(), flush=True)
@@ -184,22 +187,39 @@ class FeaturesTest(ServedModel):
         self.assertLess(self.difference(prompts, self.complete_all(prompts), path), 0.06)  # of prefixes that are there
         self.assertGreater(self.metric("vllm:prefix_cache_hits_total"), 600)
 
-    def test_layers_for_tokens_after_the_next(self):
-        """GLM-4.5, whose checkpoints have a layer that drafts (MTP) behind the model's; here it is the last one again."""
+    def check_tokens_after_the_next(self, model, layer, draft, beside, norms, joins, copies, **others):
+        """A checkpoint with a layer that drafts (MTP), one of the model's again. layer, draft, beside: what names of its tensors begin with, and of
+        those beside it: of norms, of what joins two states, and of copies of the model's tensors."""
         import torch
         from safetensors.torch import load_file, save_file
 
+        tensors = load_file(model / "model.safetensors")
+        added = {draft + name.removeprefix(layer): x.clone() for name, x in tensors.items() if name.startswith(layer)}
+        added |= {f"{beside}{name}.weight": torch.ones(192).bfloat16() for name in norms} | {f"{beside}{joins}.weight": torch.eye(192).repeat(1, 2).bfloat16()}
+        added |= {f"{beside}{name}.weight": tensors[f"{of}.weight"].clone() for name, of in copies.items()}
+        save_file(tensors | added, model / "model.safetensors", {"format": "pt"})
+        self.check_hybrid(model, "--speculative-config", '{"method": "mtp", "num_speculative_tokens": 1}', **others)
+        self.assertGreater(self.metric("vllm:spec_decode_num_draft_tokens_total"), 60)
+
+    def test_layers_for_tokens_after_the_next(self):
+        """GLM-4.5, whose numbers of layers that draft are behind the model's."""
         model = self.hybrid("Glm4Moe", sliding_window=None, num_hidden_layers=2, head_dim=64, n_routed_experts=2, num_experts_per_tok=2, n_group=1, topk_group=1,
                             moe_intermediate_size=64, n_shared_experts=1, first_k_dense_replace=1, num_nextn_predict_layers=1)
-        tensors = load_file(model / "model.safetensors")
-        draft = {name.replace("layers.1.", "layers.2."): x.clone() for name, x in tensors.items() if "layers.1." in name}
-        draft |= {f"model.layers.2.{name}.weight": torch.ones(192).bfloat16() for name in ("enorm", "hnorm", "shared_head.norm")}
-        draft |= {"model.layers.2.eh_proj.weight": torch.eye(192).repeat(1, 2).bfloat16(),
-                  "model.layers.2.embed_tokens.weight": tensors["model.embed_tokens.weight"].clone(),
-                  "model.layers.2.shared_head.head.weight": tensors["lm_head.weight"].clone()}
-        save_file(tensors | draft, model / "model.safetensors", {"format": "pt"})
-        self.check_hybrid(model, "--speculative-config", '{"method": "mtp", "num_speculative_tokens": 1}')
-        self.assertGreater(self.metric("vllm:spec_decode_num_draft_tokens_total"), 60)
+        self.check_tokens_after_the_next(model, "model.layers.1.", "model.layers.2.", "model.layers.2.", ("enorm", "hnorm", "shared_head.norm"), "eh_proj",
+                                         {"embed_tokens": "model.embed_tokens", "shared_head.head": "lm_head"})
+
+    def test_layers_that_draft_with_numbers_of_the_model(self):
+        """EXAONE MoE, here without experts and with a set of what transformers computes. Queries are small, or rounding would choose what they see."""
+        import torch
+        import transformers
+
+        model = self.hybrid("ExaoneMoe", lambda attention: attention.q_norm.weight.data.fill_(0.1), num_hidden_layers=4, head_dim=64, first_k_dense_replace=4,
+                            num_nextn_predict_layers=1, layer_types=["full_attention", "sliding_attention"] * 2)
+        observed = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+        with oscar_kv.observe(observed, self.folder / "dump"), torch.no_grad():
+            observed(torch.tensor(np.load(TOKENS.with_name("tokens_calib.npy")).reshape(-1)[:4096].reshape(4, -1)).long())
+        self.check_tokens_after_the_next(model, "model.layers.0.", "mtp.layers.0.", "mtp.", ("norm", "pre_fc_norm_hidden", "pre_fc_norm_embedding"), "fc", {},
+                                         dump=self.folder / "dump")
 
     def test_layers_with_sliding_windows(self):
         """Two of six read the whole text, as in Gemma 3."""

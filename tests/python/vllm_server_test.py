@@ -118,6 +118,7 @@ for path in sys.argv[2:]:
 
     def test_starts_that_end_with_one_line(self):
         self.assert_ends("leave --attention-backend out", "--attention-backend", "FLEX_ATTENTION", OSCAR_KV_SET=str(sample_set("coded")))
+        self.assert_ends("leave --scheduler-cls out", "--scheduler-cls", "builtins.object", OSCAR_KV_SET=str(sample_set("coded")))
         self.assert_ends("there is no such file or folder", OSCAR_KV_SET="/nowhere")
 
 

@@ -18,7 +18,7 @@ from unittest import mock
 try:
     import torch
     import transformers
-    from oscar_kv import vllm_plugin, vllm_start
+    from oscar_kv import program, vllm_plugin, vllm_start
     from sample_sets import MODEL, PROJECT, sample_set
     from vllm_fakes import forget_modules, module
 except ImportError as missing:
@@ -33,7 +33,7 @@ class StartTest(unittest.TestCase):
     def setUp(self):
         forget_modules(self)
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("OSCAR_KV", "OSCAR_OBS"))}
-        self.enterContext(mock.patch.dict(os.environ, environment, clear=True))
+        self.enterContext(mock.patch.dict(os.environ, environment | {"OSCAR_KV_SET": str(sample_set("coded"))}, clear=True))
         self.paths, taken = {}, self
 
         class Platform:
@@ -52,29 +52,17 @@ class StartTest(unittest.TestCase):
                 vllm_config.finished = True
 
         class Scheduler:
-            def __init__(self, connector, groups):
-                space = types.SimpleNamespace
+            def __init__(self, connector, groups, drops):
+                space, self.block_size, self.use_eagle_block_drop = types.SimpleNamespace, 32, drops
                 self.connector, self.kv_cache_config = connector, space(kv_cache_groups=[None] * groups)
-                coordinator = space(find_longest_cache_hit=lambda hashes, most: ([], min(640, most) // 32 * 32, 0))
+                coordinator = space(find_longest_cache_hit=lambda hashes, most: ([], max(min(640, most) // 32 - drops, 0) * 32, 0))
                 self.kv_cache_manager = space(coordinator=coordinator)
 
         self.platform, names = Platform, enum.Enum("AttentionBackendEnum", {"FLASH_ATTN": "x", "CPU_ATTN": CPU, "CUSTOM": None})
         self.names = names
         module("vllm", __version__="0.99")
-        self.counted, owner = [], self
-
-        class Gauge:
-            def __init__(self, name, text, labels):
-                self.name = name
-
-            def labels(self, path, digest):
-                owner.counted.append((self.name, path, digest))
-                return self
-
-            def set(self, value):
-                owner.counted.append(value)
-
-        module("prometheus_client", Gauge=Gauge)
+        self.counted, space = [], types.SimpleNamespace
+        module("prometheus_client", Gauge=lambda name, text, labels: space(labels=lambda *given: space(set=lambda value: taken.counted.append((name, *given, value)))))
         vllm_start._count.cache_clear()
         vllm_start.served_set.cache_clear()
         module("vllm.platforms", current_platform=Platform())
@@ -91,14 +79,17 @@ class StartTest(unittest.TestCase):
     def config(self, **changes):
         given = {"backend": self.names.CUSTOM, "kinds": {}, "cache": "auto", "dtype": torch.bfloat16, "block": None,
                  "speculative": None, "transfer": None, "ranks": 1, "of_context": 1, "of_prompt": 1, "offloaded": None, "moved_by": "native", "fast": False, "longest": 2048, "path": MODEL,
-                 "more": {}, "hybrid": False, "uses_mrope": False, "runner_type": "generate", "parts": 1, "microbatches": False} | changes
+                 "more": {}, "hybrid": False, "uses_mrope": False, "runner_type": "generate", "parts": 1, "microbatches": False,
+                 "latent": None, "chosen": None, "scheduler": sys.modules["vllm.v1.core.sched.scheduler"].Scheduler, "prefixes": True} | changes
         space = types.SimpleNamespace
-        hf_config = transformers.AutoConfig.from_pretrained(given["path"])
+        hf_config, attention = transformers.AutoConfig.from_pretrained(given["path"]), space(backend=given["backend"], backend_per_kind=given["kinds"])
+        hf_config.kv_lora_rank = given["latent"]
         model = space(hf_config=hf_config, dtype=given["dtype"], max_model_len=given["longest"], is_hybrid=given["hybrid"], uses_mrope=given["uses_mrope"], runner_type=given["runner_type"],
                       get_head_size=lambda: 128, get_total_num_kv_heads=lambda: 1)
         return space(model_config=model, additional_config=given["more"], speculative_config=given["speculative"], kv_transfer_config=given["transfer"],
-                     attention_config=space(backend=given["backend"], backend_per_kind=given["kinds"]),
-                     cache_config=space(cache_dtype=given["cache"], kv_offloading_size=given["offloaded"], kv_offloading_backend=given["moved_by"], kv_sharing_fast_prefill=given["fast"], block_size=given["block"] or 128,
+                     attention_config=attention, scheduler_config=space(get_scheduler_cls=lambda: given["scheduler"]),
+                     try_verify_and_update_config=lambda: setattr(attention, "backend", given["chosen"]),
+                     cache_config=space(enable_prefix_caching=given["prefixes"], cache_dtype=given["cache"], kv_offloading_size=given["offloaded"], kv_offloading_backend=given["moved_by"], kv_sharing_fast_prefill=given["fast"], block_size=given["block"] or 128,
                                         user_specified_block_size=given["block"] is not None),
                      parallel_config=space(tensor_parallel_size=given["ranks"], pipeline_parallel_size=given["parts"], use_ubatching=given["microbatches"], decode_context_parallel_size=given["of_context"],
                                            prefill_context_parallel_size=given["of_prompt"]))
@@ -122,21 +113,19 @@ class StartTest(unittest.TestCase):
     def test_layers_that_read_the_whole_text_get_our_backend_on_any_platform(self):
         for device in ("cpu", "cuda"):
             self.platform.device_type = device
-            with mock.patch.dict(os.environ, {"OSCAR_KV_SET": str(sample_set("coded"))}):
-                self.assertEqual(self.configure(), "served")
-                self.assertEqual(self.counted[0][:2] + (len(self.counted[0][2]), self.counted[1]), ("oscar_kv_layers", str(sample_set("coded")), 12, 4))
-                self.assertEqual(self.choose(), "oscar_kv.vllm_backend.PackedBackend")
-                self.assertEqual(self.choose(self.names.CPU_ATTN, has_sliding_window=True), CPU)
-                self.assertEqual(self.choose(self.names.CPU_ATTN, attn_type="encoder"), CPU)
-                for ours in ({"runner_type": "draft"}, {"more": {"oscar_kv": "packed cache"}}):  # for layers that draft, which stay as they are
-                    self.assertEqual(self.configure(**ours, dtype=torch.float16, backend=self.names.FLASH_ATTN), "served")
-                with mock.patch.object(sys.modules["vllm.compilation"].backends, "model_tag", "eagle_head"):
-                    self.assertEqual(self.choose(self.names.CPU_ATTN), CPU)
-                with self.assertRaisesRegex(ValueError, "attention is latent or sparse; .* or unset OSCAR_KV_SET"):
-                    self.choose(use_mla=True)
+            self.assertEqual(self.configure(), "served")
+            self.assertEqual(self.counted, [("oscar_kv_layers", str(sample_set("coded")), program.manifest_hash(sample_set("coded")), 4)])
+            self.assertEqual(self.choose(), "oscar_kv.vllm_backend.PackedBackend")
+            self.assertEqual(self.choose(self.names.CPU_ATTN, has_sliding_window=True), CPU)
+            self.assertEqual(self.choose(self.names.CPU_ATTN, attn_type="encoder"), CPU)
+            for ours in ({"runner_type": "draft"}, {"more": {"oscar_kv": "packed cache"}}):  # for layers that draft, which stay as they are
+                self.assertEqual(self.configure(**ours, dtype=torch.float16, backend=self.names.FLASH_ATTN), "served")
+            with mock.patch.object(sys.modules["vllm.compilation"].backends, "model_tag", "eagle_head"):
+                self.assertEqual(self.choose(self.names.CPU_ATTN), CPU)
+            with self.assertRaisesRegex(ValueError, "attention is latent or sparse; .* or unset OSCAR_KV_SET"):
+                self.choose(use_mla=True)
 
     def test_the_cache_has_a_name_from_the_next_version_on(self):
-        os.environ["OSCAR_KV_SET"] = str(sample_set("coded"))
         self.assertIn("the cache is fp8; give --kv-cache-dtype auto", self.configure(cache="fp8"))
         known, names = {}, ["auto"]
 
@@ -152,25 +141,15 @@ class StartTest(unittest.TestCase):
         self.platform.check_and_update_config(config)
         self.assertEqual(config.cache_config.cache_dtype, "auto")
 
-    def test_blocks_on_cpus_are_small_unless_somebody_said_otherwise(self):
-        os.environ["OSCAR_KV_SET"] = str(sample_set("coded"))
+    def test_blocks_on_cpus_are_small_unless_somebody_said_otherwise_and_a_window_that_no_sequence_outgrows_is_none(self):
         vllm_plugin.register()
-        for given, device, expected in ((None, "cpu", 32), (64, "cpu", 64), (None, "cuda", 128)):
+        for given, device, window, *expected in ((None, "cpu", 4096, 32, None), (64, "cpu", 2048, 64, None), (None, "cuda", 2047, 128, 2047), (None, "cuda", None, 128, None)):
             config, self.platform.device_type = self.config(block=given), device
-            self.platform.check_and_update_config(config)
-            self.assertEqual(config.cache_config.block_size, expected)
-
-    def test_a_window_that_no_sequence_outgrows_is_none(self):
-        os.environ["OSCAR_KV_SET"] = str(sample_set("coded"))
-        vllm_plugin.register()
-        for window, expected in ((4096, None), (2048, None), (2047, 2047), (None, None)):
-            config = self.config(longest=2048)
             config.cache_config.sliding_window = window
             self.platform.check_and_update_config(config)
-            self.assertEqual(config.cache_config.sliding_window, expected)
+            self.assertEqual([config.cache_config.block_size, config.cache_config.sliding_window], expected)
 
     def test_compiled_graphs_get_a_name_of_their_own(self):
-        os.environ["OSCAR_KV_SET"] = str(sample_set("coded"))
         vllm_plugin.register()
         given = {"other": 1}
         config = self.config(more=given)
@@ -179,9 +158,10 @@ class StartTest(unittest.TestCase):
         self.assertEqual(given, {"other": 1})
 
     def test_a_configuration_that_cannot_serve_the_set(self):
-        os.environ["OSCAR_KV_SET"] = str(sample_set("coded"))
         for expected, changes in (
                 ("the attention backend is FLASH_ATTN; leave", {"backend": self.names.FLASH_ATTN}),
+                ("vLLM itself chooses the attention backend CPU_ATTN for", {"backend": self.names.FLASH_ATTN, "chosen": self.names.CPU_ATTN}),
+                ("the model's attention is latent, for which", {"latent": 512}), ("leave --scheduler-cls out, or", {"scheduler": object}),
                 ("leave backend_per_kind out", {"kinds": {"full_attention": self.names.FLASH_ATTN}}),
                 ("--kv-cache-dtype auto", {"cache": "fp8"}), ("--dtype bfloat16", {"dtype": torch.float16}),
                 ("speculative decoding by medusa is not known to work", {"speculative": types.SimpleNamespace(method="medusa")}),
@@ -193,22 +173,23 @@ class StartTest(unittest.TestCase):
                 ("the set is for another model", {"path": self.other_model()})):
             with self.subTest(expected):
                 self.assertIn(expected, self.configure(**changes))
+        self.assertEqual(self.configure(scheduler=object, prefixes=False), "served")
         self.assertEqual(self.configure(backend=None, speculative=types.SimpleNamespace(method="ngram"), hybrid=True), "served")
         self.assertEqual(self.configure(speculative=types.SimpleNamespace(method="eagle")), "served")
         selector = sys.modules["vllm.v1.attention.selector"]
         self.assertEqual([selector._cached_get_attn_backend(1) for _ in range(2)], [0, 1])  # each time anew
 
     def test_prefixes_end_before_what_the_next_token_sees_exactly(self):
-        """Of 32-token blocks of a prefix of 640 tokens, those up to the last 255, unless a connector brings blocks, or there are several kinds."""
-        os.environ["OSCAR_KV_SET"] = str(sample_set("coded"))
+        """Of 32-token blocks of a prefix of 640 tokens, those up to the last 255, unless a connector brings blocks, or there are several kinds; the same
+        beside EAGLE, for which vLLM drops a block of what it finds."""
         for _ in range(2):
             vllm_plugin.register()
-        for expected, longest, connector, groups in ((384, 700, None, 1), (352, 639, None, 1), (0, 200, None, 1), (640, 700, object(), 1), (640, 700, None, 2)):
-            coordinator = sys.modules["vllm.v1.core.sched.scheduler"].Scheduler(connector, groups).kv_cache_manager.coordinator
+        for expected, longest, *given in ((384, 700, None, 1, 0), (352, 639, None, 1, 0), (0, 200, None, 1, 0), (640, 700, object(), 1, 0), (640, 700, None, 2, 0),
+                                          (384, 700, None, 1, 1), (352, 639, None, 1, 1), (0, 200, None, 1, 1), (608, 700, object(), 1, 1)):
+            coordinator = sys.modules["vllm.v1.core.sched.scheduler"].Scheduler(*given).kv_cache_manager.coordinator
             self.assertEqual(coordinator.find_longest_cache_hit(None, longest), ([], expected, 0))
 
     def test_blocks_that_move(self):
-        os.environ["OSCAR_KV_SET"] = str(sample_set("coded"))
 
         def by(name, **more):
             return types.SimpleNamespace(kv_connector=name, kv_connector_extra_config=more)
@@ -241,11 +222,10 @@ class StartTest(unittest.TestCase):
         with self.assertLogs("oscar_kv", "WARNING"):
             self.assertEqual(self.configure(), "served")
 
-    def test_a_set_of_rotations_ends_the_start(self):
+    def test_sets_of_rotations_and_of_keys_before_rope_where_these_turn_by_places_of_images(self):
         os.environ["OSCAR_KV_SET"] = str(sample_set("oscar"))
         self.assertIn("the set has no coded part, which is what vllm reads: fit one by oscar fit --model … --for vllm,transformers", self.configure())
-
-    def test_keys_before_rope_of_a_model_whose_keys_turn_by_places_of_images(self):
+        vllm_start.served_set.cache_clear()
         os.environ["OSCAR_KV_SET"] = str(sample_set("coded", keys="before-rope", bits=1.25))
         self.assertEqual(self.configure(), "served")
         self.assertIn("its keys are stored before RoPE, and the model's keys turn by the places of images", self.configure(uses_mrope=True))
@@ -262,11 +242,10 @@ class StartTest(unittest.TestCase):
 
     def test_a_layer_that_another_backend_has(self):
         """Whatever the configuration said, such as all layers with sliding windows."""
-        os.environ["OSCAR_KV_SET"] = str(sample_set("coded"))
         vllm_plugin.register()
         ours = {f"model.layers.{i}.self_attn.attn": vllm_start.SERVING for i in range(4)}
         self.made(**ours, **{"model.layers.4.self_attn.attn": CPU})  # which the set does not cover
-        self.made(**ours, **{"draft_model.model.layers.3.self_attn.attn": CPU})
+        self.made(**ours, **{f"{name}layers.3.self_attn.attn": CPU for name in ("draft_model.model.", "mtp.", "model.mtp.", "model.eagle_")})
         with self.assertRaisesRegex(ValueError, "served: draft_model.layers.3.attn would take packed rows for plain"):
             self.made(**ours, **{"draft_model.layers.3.attn": vllm_start.SERVING})
         with self.assertRaisesRegex(ValueError, "served: model.layers.9.attn would take packed rows for plain"):
@@ -281,12 +260,12 @@ class StartTest(unittest.TestCase):
         return folder
 
     def test_a_version_that_asks_no_backend_for_the_size_of_its_cache(self):
-        os.environ["OSCAR_KV_SET"] = str(sample_set("coded"))
         module("vllm.v1.attention.backend", AttentionBackend=type("AttentionBackend", (), {}))
         self.assertIn("vLLM 0.99 does not let a backend say how large its cache is; use vLLM 0.32", self.configure())
 
     def test_variables_that_mean_nothing(self):
         taken = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="oscar-start-")))
+        del os.environ["OSCAR_KV_SET"]
         (taken / "oscar_rows_rank3.pt").touch()
         for expected, variables in (
                 ("OSCAR_KV_SET is set but empty", {"OSCAR_KV_SET": ""}),
@@ -302,8 +281,6 @@ class StartTest(unittest.TestCase):
                 self.assertIn(expected, self.configure())
 
     def test_a_library_that_does_not_load(self):
-        from oscar_kv import program
-
         broken = PROJECT / "README.md"
         program.load_library.cache_clear()
         with mock.patch.dict(os.environ, {"OSCAR_TORCH_LIBRARY": str(broken)}), \
@@ -313,6 +290,7 @@ class StartTest(unittest.TestCase):
 
     def observed(self):
         """Variables with which servers are observed."""
+        os.environ.pop("OSCAR_KV_SET", None)
         return mock.patch.dict(os.environ, {"OSCAR_OBSERVE": self.enterContext(tempfile.TemporaryDirectory(prefix="oscar-start-"))})
 
     def test_a_backend_that_cannot_be_observed(self):
@@ -333,6 +311,7 @@ class StartTest(unittest.TestCase):
                 self.assertEqual((config.shutdown_timeout, os.environ["VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS"]), (expected, "30"))
 
     def test_nothing_is_watched_unasked(self):
+        del os.environ["OSCAR_KV_SET"]
         self.assertEqual((self.configure(backend=None, speculative=1), self.paths), ("served", {}))
         self.assertFalse(hasattr(self.platform, "oscar_watches"))
 

@@ -23,6 +23,7 @@ KNOWN = "0.32 or 0.33"
 NAME = "oscar"  # of our cache, for --kv-cache-dtype, from vLLM 0.33 on
 MOVES = "OffloadingConnector"  # the KV connector that moves packed pages, and windows with them (offloaded_windows.py)
 _DRAFTS = ("eagle", "eagle3", "mtp", "draft_model")  # methods of speculative decoding with layers of their own, which keep vLLM's cache
+_OF_DRAFT = re.compile(r"(^|\.)(draft_model|mtp|eagle_layers)\.")  # names of those whose numbers may be those of the model's layers, too
 _MARK = "oscar_kv"  # in vLLM's additional_config
 _SECONDS_TO_WRITE = 30  # what observed layers of a large model take on few processors
 _BLOCK_ON_CPUS = 32  # tokens; vLLM's 128 would make windows keep up to 256 tokens more
@@ -79,12 +80,26 @@ def _why_not_moved(config: Any) -> str | None:
     return None
 
 
+def _refuse_backend(config: Any, name: str) -> None:
+    """Raises ValueError. vLLM is asked again what the model gets where nobody gives a backend; whatever that changes is not served."""
+    config.attention_config.backend, config.model_config.config_updated = None, False
+    config.try_verify_and_update_config()
+    if chosen := config.attention_config.backend:
+        _refuse(f"vLLM itself chooses the attention backend {chosen.name} for this model, which reads no packed rows; unset OSCAR_KV_SET to serve it without a set")
+    _refuse(f"the attention backend is {name}; leave --attention-backend out")
+
+
 def _check_options(config: Any) -> None:
+    from vllm.v1.core.sched.scheduler import Scheduler
+
     cache, model, attention = config.cache_config, config.model_config, config.attention_config
     backend, parallel = getattr(attention.backend, "name", None), config.parallel_config
     method = getattr(config.speculative_config, "method", "ngram")
+    if backend not in (None, "CUSTOM"):
+        _refuse_backend(config, backend)
     for is_wrong, text in (
-            (backend not in (None, "CUSTOM"), f"the attention backend is {backend}; leave --attention-backend out"),
+            (getattr(model.hf_config.get_text_config(decoder=True), "kv_lora_rank", None),
+             "the model's attention is latent, for which oscar fit makes no coded part; unset OSCAR_KV_SET to serve it without a set"),
             (getattr(attention, "backend_per_kind", None), "kinds of layers have other backends; leave backend_per_kind out"),
             (cache.cache_dtype not in ("auto", "bfloat16", NAME), f"the cache is {cache.cache_dtype}; give --kv-cache-dtype auto"),
             (str(model.dtype) != "torch.bfloat16", f"the model is {model.dtype}; give --dtype bfloat16"),
@@ -97,6 +112,9 @@ def _check_options(config: Any) -> None:
              "contexts are dealt to ranks; leave --prefill-context-parallel-size out"),
             (parallel.decode_context_parallel_size > 1, "contexts are dealt to ranks; leave --decode-context-parallel-size out"),
             (getattr(cache, "kv_sharing_fast_prefill", False), "prompts skip layers; leave --kv-sharing-fast-prefill out"),
+            (cache.enable_prefix_caching and not issubclass(config.scheduler_config.get_scheduler_cls(), Scheduler),
+             "the scheduler is no subclass of vLLM's Scheduler, so requests would not compute again what their windows lack of a cached prefix; "
+             "leave --scheduler-cls out, or give --no-enable-prefix-caching"),
             (parallel.use_ubatching, "steps are cut into microbatches; leave --enable-dbo and --ubatch-size out"),
             (model.is_hybrid and parallel.pipeline_parallel_size > 1,
              "a part of a model with linear attention or Mamba does not know how large the blocks of others are; leave --pipeline-parallel-size out"),
@@ -178,10 +196,10 @@ def _is_ours(selector: Any) -> bool:
 
 def _require_all_covered(layers: dict[str, Any]) -> None:
     """Raises ValueError if a layer that the set covers, or whose name tells no number, has another backend, or if a layer that drafts has ours
-    or reads a packed cache. Layers that draft have numbers behind the model's, or the prefix of a model of their own."""
+    or reads a packed cache. Layers that draft have numbers behind the model's, or names of their own."""
     covered = served_set().layers
     packed = {name for name, layer in layers.items() if is_packed(layer)}
-    drafts = {name for name in layers if name.startswith("draft_model.")}
+    drafts = {name for name in layers if _OF_DRAFT.search(name)}
     others = [name for name, layer in layers.items() if hasattr(layer, "impl") and name not in packed | drafts
               and ((found := LAYER.search(name)) is None or int(found[1]) in covered)]
     if others:
