@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 import unittest
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest import mock
 
@@ -33,6 +34,7 @@ from lmcache.v1.distributed.l2_adapters.config import L2AdaptersConfig, get_l2_a
 from lmcache.v1.distributed.l2_adapters.serde_wrapper import SerdeL2AdapterWrapper  # noqa: E402
 from lmcache.v1.distributed.serde import create_serde_processor, SerdeConfig  # noqa: E402
 from lmcache.v1.distributed.storage_manager import StorageManager  # noqa: E402
+from lmcache.v1.multiprocess.transfer_context.base import gather_paged_kv_to_cpu, scatter_cpu_to_paged_kv  # noqa: E402
 
 torch.set_num_threads(1)
 EXACT = 4
@@ -152,6 +154,26 @@ class LmcacheTest(unittest.TestCase):
         self.assertTrue(torch.equal(back[0][:, 1], x[:, 1]) and torch.equal(back[1], other) and torch.equal(back[2], x.float()))
         self.assertFalse(torch.equal(back[0][:, 0], x[:, 0]))
 
+    def test_chunks_of_vllm(self):
+        """As LMCache gathers them from vLLM's pages and puts them back, by FLASH_ATTN with keys before values in each head, or by a backend not told."""
+        alone, serde, x = lmcache.SetSerde(tiny(), EXACT), lmcache.SetSerde(tiny(), EXACT, attention_backend="FLASH_ATTN"), random(2, 2, 32, 32)
+        expected, = chunks.loaded(alone, chunks.stored(alone, x), x)
+        for order in ("HND", "NHD"):
+            made = torch.zeros(2, 4, 2, 16, 32) if order == "HND" else torch.zeros(2, 4, 16, 2, 32).transpose(2, 3)
+            pages = {f"model.layers.{i}.self_attn.attn": page for i, page in enumerate(made.bfloat16())}
+            heads = [page.transpose(1, 2).split(16, -1) for page in pages.values()]  # as in flash_attn.py
+            for i, sides in enumerate(heads):
+                for side, rows in zip(sides, x[:, i]):
+                    side[[2, 0]] = rows.view(2, 16, 2, 16)
+            chunk, = gather_paged_kv_to_cpu(pages, [2, 0], 2, {"kv_layout": order})
+            for of in (chunk, chunk[None]):  # by engines, by servers
+                back, = chunks.loaded(serde, chunks.stored(serde, of), of)
+                scatter_cpu_to_paged_kv(pages, [1, 3], [back.view(chunk.shape)], 2, layout_hints={"kv_layout": order})
+                self.assertTrue(torch.equal(torch.stack([torch.stack([side[[1, 3]].reshape(32, 32) for side in sides]) for sides in heads], 1), expected))
+        with self.assertLogs("oscar_kv") as logs:
+            self.assertTrue(torch.equal(chunks.loaded(alone, chunks.stored(alone, chunk), chunk)[0], chunk))
+        self.assertIn("if the setting attention_backend names the one that it runs", logs.output[0])
+
     def test_tensor_parallel_ranks(self):
         """Each has the matrices and formats of its heads, and all chunks the size of the largest."""
         part, x = tiny(heads=4, levels=256), random(2, 2, 20, 64)
@@ -168,7 +190,8 @@ class LmcacheTest(unittest.TestCase):
     def test_settings(self):
         for said, text in (({}, 'name a folder by "set"'), ({"set": str(sample_set()), "bits": 2}, "these and no others can be said"),
                            ({"set": str(sample_set()), "exact": -1}, "'exact': -1"), ({"set": str(sample_set()), "max_workers": 0}, "max_workers"),
-                           ({"set": "/nowhere"}, "no such file or folder")):
+                           ({"set": "/nowhere"}, "no such file or folder"),
+                           ({"set": str(sample_set()), "attention_backend": "CPU_ATTN"}, "attention_backend 'CPU_ATTN': give what vLLM says")):
             with self.assertRaisesRegex(ValueError, text):
                 create_serde_processor(SerdeConfig("oscar", said))
         part = tiny()
@@ -176,6 +199,11 @@ class LmcacheTest(unittest.TestCase):
         part.layers[1] = dataclasses.replace(part.layers[1], key=key)
         with self.assertRaisesRegex(ValueError, r"keys of layers \[1\] before RoPE, .*without --keys before-rope"):
             lmcache.SetSerde(part)
+        with self.assertLogs("oscar_kv") as logs:
+            lmcache.SetSerde(oscar_kv.read_set(sample_set()))
+        self.assertRegex(logs.output[-1], "fitted for 256 recent tokens .* --sink 4 --recent 16")
+        with self.assertNoLogs("oscar_kv"):
+            lmcache.SetSerde(tiny())
 
     def test_threads(self):
         """Stores and loads of one serde at once, by its pool, are those that follow each other."""
@@ -197,11 +225,8 @@ class LmcacheTest(unittest.TestCase):
             stored = waited(serde.query_serialize_result, serde.submit_serialize([chunks.memory(sources[i])], [outs[i]], [keys[i]]))
             done[i] = stored, waited(serde.query_deserialize_result, serde.submit_deserialize([outs[i]], [backs[i]], [keys[i]]))
 
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(len(sources))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(len(sources)) as pool:
+            list(pool.map(work, range(len(sources))))
         self.assertEqual(done, {i: (True, True) for i in range(len(sources))})
         for i, x in enumerate(sources):
             self.assertTrue(torch.equal(outs[i].tensor, chunks.stored(alone, x, of=keys[i]).tensor), i)
@@ -295,13 +320,6 @@ class LmcacheTest(unittest.TestCase):
         self.assertLess(klds["oscar"], 0.03, found)
         self.assertLess(ratios["turboquant"], ratios["oscar"], found)
         self.assertGreater(ratios["oscar"], 5.8, found)
-
-    def test_warns_of_windows_that_are_not_kept(self):
-        with self.assertLogs("oscar_kv") as logs:
-            lmcache.SetSerde(oscar_kv.read_set(sample_set()))
-        self.assertRegex(logs.output[-1], "fitted for 256 recent tokens .* --sink 4 --recent 16")
-        with self.assertNoLogs("oscar_kv"):
-            lmcache.SetSerde(tiny())
 
 
 if __name__ == "__main__":

@@ -12,12 +12,13 @@ import numpy as np
 import oscar_kv
 from safetensors import safe_open
 from sample_sets import MODEL, PROJECT, sample_set
-from vllm_serving import BF16_BYTES, GIB, TOKENS, ServedModel, main
+from vllm_serving import BF16_BYTES, GIB, IDS, TOKENS, ServedModel, main
 
 LARGER = PROJECT.parent / "shared/models/qwen3-15m"  # 6 query heads, 2 KV heads
 LARGER_TOKENS = PROJECT.parent / "shared/golden/qwen3-15m"
 needs_larger = unittest.skipUnless(LARGER.is_dir(), f"there is no {LARGER}")
 RANK = 8  # of the adapter
+PROMPTS = [IDS[:700], IDS[5000:5040], IDS[9000:10000]]
 
 
 def tune(model):
@@ -72,14 +73,13 @@ class FeaturesTest(ServedModel):
                     '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}',
                     OSCAR_KV_SET=str(path))
         self.assertIn("is served in 4 layers", self.said())
-        ids = np.load(TOKENS).reshape(-1).tolist()
-        self.abort(ids[30000:30400])
-        prompts = [ids[i:i + 250] for i in (0, 5000, 9000, 20000)]  # which the cache holds, but not 250 tokens more of each
+        self.abort(IDS[30000:30400])
+        prompts = [IDS[i:i + 250] for i in (0, 5000, 9000, 20000)]  # which the cache holds, but not 250 tokens more of each
         answers = self.complete_all(prompts, 250)
         self.assertGreater(self.metric("vllm:num_preemptions_total"), 0)
         self.assertGreater(self.metric("vllm:spec_decode_num_accepted_tokens_total"), 20)
         self.assertLess(self.difference(prompts, answers, path), 0.05)
-        tuned = [self.complete(ids[:250], 120, "tuned")]
+        tuned = [self.complete(IDS[:250], 120, "tuned")]
         self.assertLess(self.difference(prompts[:1], tuned, path, tune), 0.05)
         self.assertGreater(self.difference(prompts[:1], tuned, path), 0.2)
 
@@ -111,10 +111,8 @@ class FeaturesTest(ServedModel):
         path = sample_set("coded")
         self.served("--max-num-batched-tokens", "512", "--speculative-config", json.dumps(speculative | {"num_speculative_tokens": 3}), OSCAR_KV_SET=str(path))
         self.assertIn("is served in 4 layers", self.said())
-        ids = np.load(TOKENS).reshape(-1).tolist()
-        prompts = [ids[:700], ids[5000:5040], ids[9000:10000]]
         for hits in (0, 1152):  # then of 700 and 1,000 tokens, which are there, those of whole blocks up to the last 255
-            self.assertLess(self.difference(prompts, self.complete_all(prompts, 100), path), 0.05)
+            self.assertLess(self.difference(PROMPTS, self.complete_all(PROMPTS, 100), path), 0.05)
             self.assertEqual(self.metric("vllm:prefix_cache_hits_total"), hits)
         accepted, drafted = (self.metric(f"vllm:spec_decode_num_{kind}_tokens_total") for kind in ("accepted", "draft"))
         tokens = self.cache_tokens()
@@ -137,15 +135,13 @@ class FeaturesTest(ServedModel):
         """At half the bits, with requests that come again after others have taken their blocks' copies."""
         path = sample_set("coded", keys="before-rope", bits=1.25)
         self.served("--max-num-batched-tokens", "256", OSCAR_KV_SET=str(path))
-        ids = np.load(TOKENS).reshape(-1).tolist()
-        prompts = [ids[:700], ids[5000:5040], ids[9000:10000]]
-        found = self.difference(prompts, self.complete_all(prompts, 100), path)
+        found = self.difference(PROMPTS, self.complete_all(PROMPTS, 100), path)
         self.assertLess(found, 0.05)
         for i in range(11000, 17000, 1000):
-            self.complete(ids[i:i + 900], 1)
-        answers = self.complete_all(prompts, 100)
+            self.complete(IDS[i:i + 900], 1)
+        answers = self.complete_all(PROMPTS, 100)
         self.assertGreater(self.metric("vllm:prefix_cache_hits_total"), 1000)
-        self.assertLess(self.difference(prompts, answers, path), 0.05)
+        self.assertLess(self.difference(PROMPTS, answers, path), 0.05)
         self.check(path, 0, "--min-agreement", "0.8")
         self.check(sample_set("coded"), 3)
 
@@ -178,13 +174,11 @@ class FeaturesTest(ServedModel):
         self.served("--max-num-batched-tokens", "512", *options, model=model, OSCAR_KV_SET=str(path))
         self.assertEqual(sum(map(int, re.findall(r"is served in (\d) layers", self.said()))), 2)
         print("figure: tokens of a GiB:", self.cache_tokens(), flush=True)
-        ids = np.load(TOKENS).reshape(-1).tolist()
-        prompts = [ids[:700], ids[5000:5040], ids[9000:10000]]
-        answers = self.complete_all(prompts)
-        found = self.difference(prompts, answers, path)
+        answers = self.complete_all(PROMPTS)
+        found = self.difference(PROMPTS, answers, path)
         self.assertLess(found, 0.06)
-        self.assertLess(found, self.difference(prompts, answers, None))
-        self.assertLess(self.difference(prompts, self.complete_all(prompts), path), 0.06)  # of prefixes that are there
+        self.assertLess(found, self.difference(PROMPTS, answers, None))
+        self.assertLess(self.difference(PROMPTS, self.complete_all(PROMPTS), path), 0.06)  # of prefixes that are there
         self.assertGreater(self.metric("vllm:prefix_cache_hits_total"), 600)
 
     def check_tokens_after_the_next(self, model, layer, draft, beside, norms, joins, copies, **others):

@@ -3,9 +3,8 @@
 vllm_offload_test.py [OffloadTest.test_…]"""
 import json
 
-import numpy as np
 from sample_sets import PROJECT, sample_set
-from vllm_serving import TOKENS, ServedModel, main
+from vllm_serving import IDS, ServedModel, main
 
 CHUNK_BYTES = 12288  # of a page of 32 tokens of the sample model, as vLLM rounds them up
 
@@ -19,8 +18,7 @@ class OffloadTest(ServedModel):
         python = f"{self.environment()['PYTHONPATH']}:{PROJECT / 'tests/python'}"
         self.served("--num-gpu-blocks-override", "40", "--max-model-len", "1024", "--max-num-batched-tokens", "672", "--kv-transfer-config",
                     json.dumps(transfer), OSCAR_KV_SET=str(sample_set("coded")), PYTHONPATH=python, HOST_BLOCKS_JOURNAL=str(self.journal))
-        ids = np.load(TOKENS).reshape(-1).tolist()
-        self.prompts = [ids[i:i + 700] for i in (0, 5000, 9000, 20000)]  # of which the cache holds one
+        self.prompts = [IDS[i:i + 700] for i in (0, 5000, 9000, 20000)]  # of which the cache holds one
 
     def moved(self):
         """Pages that were loaded, each with the bytes that were stored last in its chunk."""

@@ -9,7 +9,7 @@ import subprocess
 import numpy as np
 import oscar_kv
 from sample_sets import MODEL, PROJECT, sample_set
-from vllm_serving import BF16_BYTES, BINARY, GIB, NEXT, PYTHON, TOKENS, ServedModel, main
+from vllm_serving import BF16_BYTES, BINARY, GIB, IDS, NEXT, PYTHON, TOKENS, ServedModel, main
 
 
 class ServerTest(ServedModel):
@@ -51,8 +51,7 @@ class ServerTest(ServedModel):
         self.assertIn("is served in 4 layers at 2.250 bits a value", self.said())
         self.assertGreater(self.cache_tokens(), 7 * GIB / BF16_BYTES)
         self.assertEqual(self.metric("oscar_kv_layers"), 4)
-        ids = np.load(TOKENS).reshape(-1).tolist()
-        prompts = [ids[:700], ids[:900], ids[5000:5040], ids[9000:10200], ids[:700] + ids[5000:5100], ids[20000:21000]]
+        prompts = [IDS[:700], IDS[:900], IDS[5000:5040], IDS[9000:10200], IDS[:700] + IDS[5000:5100], IDS[20000:21000]]
         first = self.complete_all(prompts)
         self.assertLess(self.difference(prompts, first, sample_set("coded")), 0.05)
         hits = self.metric("vllm:prefix_cache_hits_total")
@@ -61,12 +60,12 @@ class ServerTest(ServedModel):
         self.assertLess(self.difference(prompts, again, sample_set("coded")), 0.05)
         self.check(sample_set("coded"), 0)
         self.check(sample_set("oscar"), 3)
-        self.assert_hits_without_copies_are_alike(prompts, again[0], ids)
+        self.assert_hits_without_copies_are_alike(prompts, again[0])
 
-    def assert_hits_without_copies_are_alike(self, prompts, exact, ids):
+    def assert_hits_without_copies_are_alike(self, prompts, exact):
         """Windows that are restored from packed rows hold the same, whichever of the requests that share blocks has read them first."""
         def make_room(start):
-            self.complete_all([ids[start + 100 * i:][:1000] for i in range(8)], 1)
+            self.complete_all([IDS[start + 100 * i:][:1000] for i in range(8)], 1)
 
         make_room(10300)
         alone = self.complete(prompts[0])

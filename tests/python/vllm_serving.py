@@ -28,6 +28,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 PYTHON = Path(os.environ.get("OSCAR_VLLM_PYTHON", CACHE / "oscar-build/vllm/bin/python"))
 NEXT = CACHE / "oscar-build/vllm-next" if os.environ.get("OSCAR_VLLM_NEXT") == "1" else None
 TOKENS = GOLDEN / "tokens_eval.npy"
+IDS = np.load(TOKENS).reshape(-1).tolist()
 GIB, BF16_BYTES = 1 << 30, 2048  # of the cache, and of one token of the sample model
 STARTS_WITHIN = 400  # seconds, on busy processors
 

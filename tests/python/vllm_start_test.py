@@ -125,7 +125,7 @@ class StartTest(unittest.TestCase):
             with self.assertRaisesRegex(ValueError, "attention is latent or sparse; .* or unset OSCAR_KV_SET"):
                 self.choose(use_mla=True)
 
-    def test_the_cache_has_a_name_from_the_next_version_on(self):
+    def test_the_cache_has_a_name_from_the_next_version_on_and_compiled_graphs_one_of_their_own(self):
         self.assertIn("the cache is fp8; give --kv-cache-dtype auto", self.configure(cache="fp8"))
         known, names = {}, ["auto"]
 
@@ -137,9 +137,10 @@ class StartTest(unittest.TestCase):
         for _ in range(2):
             vllm_plugin.register()
         self.assertEqual((names, known["oscar"].torch_dtype(), known["oscar"].quant_mode().name), (["auto", "oscar"], torch.uint8, "CUSTOM"))
-        config = self.config(cache="oscar")
+        given = {"other": 1}
+        config = self.config(cache="oscar", more=given)
         self.platform.check_and_update_config(config)
-        self.assertEqual(config.cache_config.cache_dtype, "auto")
+        self.assertEqual((config.cache_config.cache_dtype, config.additional_config, given), ("auto", {"other": 1, "oscar_kv": "packed cache"}, {"other": 1}))
 
     def test_blocks_on_cpus_are_small_unless_somebody_said_otherwise_and_a_window_that_no_sequence_outgrows_is_none(self):
         vllm_plugin.register()
@@ -149,15 +150,9 @@ class StartTest(unittest.TestCase):
             self.platform.check_and_update_config(config)
             self.assertEqual([config.cache_config.block_size, config.cache_config.sliding_window], expected)
 
-    def test_compiled_graphs_get_a_name_of_their_own(self):
-        vllm_plugin.register()
-        given = {"other": 1}
-        config = self.config(more=given)
-        self.platform.check_and_update_config(config)
-        self.assertEqual(config.additional_config, {"other": 1, "oscar_kv": "packed cache"})
-        self.assertEqual(given, {"other": 1})
-
     def test_a_configuration_that_cannot_serve_the_set(self):
+        other = self.enterContext(tempfile.TemporaryDirectory(prefix="oscar-start-"))
+        transformers.AutoConfig.from_pretrained(MODEL, rms_norm_eps=1e-5).save_pretrained(other)
         for expected, changes in (
                 ("the attention backend is FLASH_ATTN; leave", {"backend": self.names.FLASH_ATTN}),
                 ("vLLM itself chooses the attention backend CPU_ATTN for", {"backend": self.names.FLASH_ATTN, "chosen": self.names.CPU_ATTN}),
@@ -170,7 +165,7 @@ class StartTest(unittest.TestCase):
                 ("leave --kv-sharing-fast-prefill out", {"fast": True}),
                 ("leave --enable-dbo and --ubatch-size out", {"microbatches": True}), ("leave --pipeline-parallel-size out", {"hybrid": True, "parts": 2}),
                 ("additional_config is no dictionary", {"more": object()}), ("keep 320 tokens as they are, and a sequence has no more than 300", {"longest": 300}),
-                ("the set is for another model", {"path": self.other_model()})):
+                ("the set is for another model", {"path": other})):
             with self.subTest(expected):
                 self.assertIn(expected, self.configure(**changes))
         self.assertEqual(self.configure(scheduler=object, prefixes=False), "served")
@@ -182,8 +177,8 @@ class StartTest(unittest.TestCase):
     def test_prefixes_end_before_what_the_next_token_sees_exactly(self):
         """Of 32-token blocks of a prefix of 640 tokens, those up to the last 255, unless a connector brings blocks, or there are several kinds; the same
         beside EAGLE, for which vLLM drops a block of what it finds."""
-        for _ in range(2):
-            vllm_plugin.register()
+        vllm_plugin.register()
+        vllm_plugin.register()
         for expected, longest, *given in ((384, 700, None, 1, 0), (352, 639, None, 1, 0), (0, 200, None, 1, 0), (640, 700, object(), 1, 0), (640, 700, None, 2, 0),
                                           (384, 700, None, 1, 1), (352, 639, None, 1, 1), (0, 200, None, 1, 1), (608, 700, object(), 1, 1)):
             coordinator = sys.modules["vllm.v1.core.sched.scheduler"].Scheduler(*given).kv_cache_manager.coordinator
@@ -253,11 +248,6 @@ class StartTest(unittest.TestCase):
         for name in ("model.layers.3.self_attn.attn", "3.attn"):
             with self.assertRaisesRegex(ValueError, f"cannot be served: another attention backend has {name}, whose"):
                 self.made(**ours | {name: CPU})
-
-    def other_model(self):
-        folder = self.enterContext(tempfile.TemporaryDirectory(prefix="oscar-start-"))
-        transformers.AutoConfig.from_pretrained(MODEL, rms_norm_eps=1e-5).save_pretrained(folder)
-        return folder
 
     def test_a_version_that_asks_no_backend_for_the_size_of_its_cache(self):
         module("vllm.v1.attention.backend", AttentionBackend=type("AttentionBackend", (), {}))

@@ -93,8 +93,7 @@ def watch_scheduler(begin: Callable[[Any], None]) -> None:
 def compute_windows_again() -> None:
     """Shortens what vLLM's scheduler takes of a cached prefix, so that a request computes again what its first own token sees in the recent
     window: those exact rows may have made room for others. It does so where all layers have blocks of one kind: sliding windows and states
-    are kept at the ends of prefixes alone. Where a connector brings blocks, it brings the exact rows, too. Beside EAGLE and MTP vLLM drops the
-    last block of what it finds, which the request computes again anyway."""
+    are kept at the ends of prefixes alone. Where a connector brings blocks, it brings the exact rows, too."""
     from vllm.v1.core.sched.scheduler import Scheduler
 
     if "oscar_computes_again" in vars(Scheduler):
@@ -104,7 +103,7 @@ def compute_windows_again() -> None:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
         coordinator, recent = self.kv_cache_manager.coordinator, max(served_set().windows[1], 1)
-        find, dropped = coordinator.find_longest_cache_hit, self.block_size if self.use_eagle_block_drop else 0  # by each find()
+        find, dropped = coordinator.find_longest_cache_hit, self.block_size if self.use_eagle_block_drop else 0  # of what it finds each time
         if self.connector is None and len(self.kv_cache_config.kv_cache_groups) == 1:
             coordinator.find_longest_cache_hit = lambda hashes, most: find(hashes, max(find(hashes, most)[1] + 2 * dropped + 1 - recent, 0))
 

@@ -84,14 +84,11 @@ def _refuse_backend(config: Any, name: str) -> None:
     """Raises ValueError. vLLM is asked again what the model gets where nobody gives a backend; whatever that changes is not served."""
     config.attention_config.backend, config.model_config.config_updated = None, False
     config.try_verify_and_update_config()
-    if chosen := config.attention_config.backend:
-        _refuse(f"vLLM itself chooses the attention backend {chosen.name} for this model, which reads no packed rows; unset OSCAR_KV_SET to serve it without a set")
-    _refuse(f"the attention backend is {name}; leave --attention-backend out")
+    _refuse(f"vLLM itself chooses the attention backend {chosen.name} for this model, which reads no packed rows; unset OSCAR_KV_SET to serve it without "
+            "a set" if (chosen := config.attention_config.backend) else f"the attention backend is {name}; leave --attention-backend out")
 
 
 def _check_options(config: Any) -> None:
-    from vllm.v1.core.sched.scheduler import Scheduler
-
     cache, model, attention = config.cache_config, config.model_config, config.attention_config
     backend, parallel = getattr(attention.backend, "name", None), config.parallel_config
     method = getattr(config.speculative_config, "method", "ngram")
@@ -112,7 +109,7 @@ def _check_options(config: Any) -> None:
              "contexts are dealt to ranks; leave --prefill-context-parallel-size out"),
             (parallel.decode_context_parallel_size > 1, "contexts are dealt to ranks; leave --decode-context-parallel-size out"),
             (getattr(cache, "kv_sharing_fast_prefill", False), "prompts skip layers; leave --kv-sharing-fast-prefill out"),
-            (cache.enable_prefix_caching and not issubclass(config.scheduler_config.get_scheduler_cls(), Scheduler),
+            (cache.enable_prefix_caching and not hasattr(config.scheduler_config.get_scheduler_cls(), "oscar_computes_again"),
              "the scheduler is no subclass of vLLM's Scheduler, so requests would not compute again what their windows lack of a cached prefix; "
              "leave --scheduler-cls out, or give --no-enable-prefix-caching"),
             (parallel.use_ubatching, "steps are cut into microbatches; leave --enable-dbo and --ubatch-size out"),
