@@ -213,7 +213,7 @@ struct KeysOfPairs {
   explicit KeysOfPairs(const CodedSide& from) : side(std::make_shared<const CodedSide>(from)) {
     const MatrixStack &write = side->transform.rotation, &read = side->transform.read_rotation;
     const auto dim = static_cast<std::size_t>(write.dim);
-    for (const int pair : pairs_of(*side)) {
+    for (const int pair : pairs_of(write, *side->rotary)) {
       const auto p = 2 * static_cast<std::size_t>(pair);
       const auto i = static_cast<std::size_t>(side->rotary->pairs[p]),
                  j = static_cast<std::size_t>(side->rotary->pairs[p + 1]);

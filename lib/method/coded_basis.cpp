@@ -276,6 +276,23 @@ void reorder(CodedBasis& basis, std::span<const int> order) {
   }
 }
 
+void order_by_frequency(CodedBasis& basis, std::span<const int> levels) {
+  const auto dim = static_cast<std::size_t>(basis.transform.rotation.dim);
+  OSCAR_CHECK(levels.size() == basis.lambda.size());
+  const std::vector<int> pairs = pairs_of(basis.transform.rotation, *basis.rotary);
+  std::vector<int> order(levels.size());
+  for (std::size_t first = 0; first < order.size(); first += dim) {
+    const auto own = std::span(order).subspan(first, dim);
+    std::iota(own.begin(), own.end(), 0);
+    std::ranges::sort(own, {}, [&](int coordinate) {
+      const std::size_t at = first + static_cast<std::size_t>(coordinate);
+      const int pair = pairs[at];
+      return std::tuple(-levels[at], -basis.rotary->frequency[static_cast<std::size_t>(pair)], pair, coordinate);
+    });
+  }
+  reorder(basis, order);
+}
+
 void mix_equal_levels(CodedBasis& basis, std::span<const int> levels) {
   const auto dim = static_cast<std::size_t>(basis.transform.rotation.dim);
   OSCAR_CHECK(levels.size() == basis.lambda.size());

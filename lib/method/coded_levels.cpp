@@ -356,7 +356,7 @@ CodedGrid fit_grid(std::span<const float> rows, std::span<const int> levels) {
 
 CodedSide coded_side(CodedBasis basis, const std::vector<std::vector<float>>& rows, const CodedLevels& levels) {
   reorder(basis, levels.order);
-  if (!basis.rotary) mix_equal_levels(basis, levels.levels);
+  (basis.rotary ? order_by_frequency : mix_equal_levels)(basis, levels.levels);
   for (std::vector<double>* values :
        {&basis.transform.rotation.data, &basis.transform.read_rotation.data, &basis.transform.mean}) {
     *values = rounded_to_f32(std::move(*values));

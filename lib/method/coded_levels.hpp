@@ -82,6 +82,11 @@ struct Distances {
 /// Puts channel order[i] of each head in place i. order: (heads, d).
 void reorder(CodedBasis& basis, std::span<const int> order);
 
+/// Of keys before RoPE, orders coordinates of equal levels in a head by the frequency of their pair, fastest first, so
+/// that blocks hold pairs of similar frequency and both coordinates of a pair with equal levels are neighbours. A
+/// decode kernel need not turn blocks of slow pairs anew at each position. Levels: (heads, d), descending in each head.
+void order_by_frequency(CodedBasis& basis, std::span<const int> levels);
+
 /// Turns channels of equal levels among each other by Hadamard matrices, in pieces of powers of two, so that each is
 /// nearly Gaussian. Levels: (heads, d), equal ones side by side; channels of one level stay. lambda keeps the variances
 /// before the turn.
@@ -145,8 +150,8 @@ struct CodedGrid {
 /// square of that. Throws NumericalError that names a channel which is constantly zero although it has levels.
 [[nodiscard]] CodedGrid fit_grid(std::span<const float> rows, std::span<const int> levels);
 
-/// Returns the side with these levels: channels are reordered, equal levels mixed (coordinates of pairs of channels are
-/// not, and stay apart), grids fitted to the rows, and all numbers rounded to float32. rows: of each KV head (n, d), in
+/// Returns the side with these levels: channels are reordered, equal levels mixed (or, of keys before RoPE, ordered by
+/// frequency), grids fitted to the rows, and all numbers rounded to float32. rows: of each KV head (n, d), in
 /// native coordinates; of keys before RoPE, turned back. Throws NumericalError that names a channel with levels which
 /// is constantly zero.
 [[nodiscard]] CodedSide coded_side(CodedBasis basis, const std::vector<std::vector<float>>& rows,

@@ -56,7 +56,7 @@ void add_side(const std::string& prefix, const CodedSide& side, bool has_mean, N
   const std::int64_t heads = side.transform.rotation.count, dim = side.transform.rotation.dim;
   const auto add = [&](const char* name, Tensor tensor) { tensors.emplace_back(prefix + name, std::move(tensor)); };
   if (side.rotary) {
-    const std::vector<int> pairs = pairs_of(side);
+    const std::vector<int> pairs = pairs_of(side.transform.rotation, *side.rotary);
     add("pair", Tensor::from({heads, dim}, std::span<const std::int32_t>(pairs)));
     add("write", float_tensor({heads, dim, 2}, of_pairs(side.transform.rotation, pairs, side.rotary->pairs)));
   } else {
@@ -190,15 +190,14 @@ std::string prefix_of(int layer_id, const char* side) { return fmt::format("laye
 
 }  // namespace
 
-std::vector<int> pairs_of(const CodedSide& side) {
-  const MatrixStack& write = side.transform.rotation;
+std::vector<int> pairs_of(const MatrixStack& write, const Rotary& rotary) {
   const auto dim = static_cast<std::size_t>(write.dim);
   std::vector<int> pairs;
   for (int head = 0; head < write.count; ++head) {
     for (std::size_t c = 0; c < dim; ++c) {
       std::size_t p = 0;
       const auto entry = [&](std::size_t i) {
-        return write[head][static_cast<std::size_t>(side.rotary->pairs[2 * p + i]) * dim + c];
+        return write[head][static_cast<std::size_t>(rotary.pairs[2 * p + i]) * dim + c];
       };
       while (p + 1 < dim / 2 && entry(0) == 0 && entry(1) == 0) ++p;
       pairs.push_back(static_cast<int>(p));

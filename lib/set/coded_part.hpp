@@ -58,7 +58,7 @@ struct CodedPart {
 };
 
 /// Returns the pair whose channels each coordinate of keys before RoPE is of, (Hkv, d).
-[[nodiscard]] std::vector<int> pairs_of(const CodedSide& side);
+[[nodiscard]] std::vector<int> pairs_of(const MatrixStack& write, const Rotary& rotary);
 /// Bits of one stored value of one side, scale bytes counted: the mean over its heads.
 [[nodiscard]] double bits_of(const CodedSide& side);
 /// The mean over layers and sides, weighed by their channels.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rules import HEADER_SUFFIXES, INCLUDING_SUFFIXES, MAX_LINES, MAX_TEST_LINES, MAY_INCLUDE, SOURCE_SUFFIXES, WRAPPERS
 
-CLASS = re.compile(r"^(?:class|struct|enum class|enum struct)\s+(\w+)[^;{]*\{", re.MULTILINE)
+CLASS = re.compile(r"^(?:class|struct|enum class|enum struct)\s+(?:alignas\([^)]*\)\s+)?(\w+)[^;{]*\{", re.MULTILINE)
 NAMESPACE = re.compile(r"^namespace ([\w:]+) \{", re.MULTILINE)
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 TOP_FOLDERS = ("apps", "lib", "kernels", "scripts", "tests")

@@ -4,11 +4,13 @@
 
 #include <cmath>
 #include <random>
+#include <set>
 
 #include "kernels/reference/coded_row.hpp"
 #include "method/coded_levels.hpp"
 #include "support/backend.hpp"
 #include "support/support.hpp"
+#include "unit/kernels/gaussian.hpp"
 
 namespace oscar {
 namespace {
@@ -261,6 +263,33 @@ TEST_CASE("keys before RoPE: blocks of pairs alone, inverse, and uncorrelated in
       }
       CHECK(basis.lambda[16 * static_cast<std::size_t>(h) + c] == doctest::Approx(variance).epsilon(1e-9));
     }
+  }
+}
+
+TEST_CASE("keys before RoPE: among coordinates of equal levels the fastest pairs come first") {
+  const std::size_t dim = 64;
+  FisherSums fisher = read_keys(random_moment(2, 64, 7), Vector(dim, 0.5));
+  fisher.base_key = fisher.key, fisher.base_key_sum = fisher.key_sum;
+  const MatrixStack cost = random_moment(2, 64, 8);
+  const CodedBasis basis = coded_pair_basis(cost, cost, 0.1, fisher, plain_rotary(10000, 64), {256, 4096});
+  const CodedSpectrum spectrum{.side = "key", .num_heads = 2, .dim = 64, .lambda = basis.lambda};
+  const CodedLevels plan = plan_levels({&spectrum, 1}, 2.25, CodedScope::kHead).front();
+  const std::vector<std::vector<float>> rows{test::gaussian_floats(8 * dim, 1), test::gaussian_floats(8 * dim, 2)};
+  const CodedSide side = coded_side(basis, rows, plan);
+  const std::vector<int> pairs = pairs_of(side.transform.rotation, *side.rotary),
+                         planned = pairs_of(basis.transform.rotation, *basis.rotary);
+  using Kept = std::multiset<std::pair<int, int>>;  // levels and pair of each coordinate
+  for (std::size_t h = 0; h < 2; ++h) {
+    const std::vector<int>& levels = side.formats[h].levels;
+    CHECK(std::ranges::is_sorted(levels, std::greater<>()));
+    Kept found, expected;
+    for (std::size_t c = 0; c < dim; ++c) {
+      const std::size_t at = h * dim + c;
+      found.emplace(levels[c], pairs[at]);
+      expected.emplace(plan.levels[at], planned[h * dim + static_cast<std::size_t>(plan.order[at])]);
+      if (c > 0 && levels[c] == levels[c - 1]) CHECK(pairs[at] >= pairs[at - 1]);  // pair p turns by theta^(-2 p / d)
+    }
+    CHECK(found == expected);
   }
 }
 
