@@ -21,8 +21,9 @@
 #include "base/text.hpp"
 #include "base/threads.hpp"
 #include "base/version.hpp"
+#include "command_line.hpp"
+#include "commands.hpp"
 #include "console.hpp"
-#include "options.hpp"
 
 namespace oscar {
 namespace {

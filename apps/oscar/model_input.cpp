@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
+#include "model_input.hpp"
+
 #include <algorithm>
 
 #include "base/errors.hpp"
 #include "kernels/backend.hpp"
-#include "options.hpp"
 #include "tensor/npy.hpp"
 #include "zoo/list.hpp"
 

@@ -3,6 +3,7 @@
 
 #include "base/status.hpp"
 #include "base/text.hpp"
+#include "commands.hpp"
 #include "console.hpp"
 #include "options.hpp"
 #include "verify/inspect/inspect.hpp"

@@ -2,8 +2,10 @@
 #include <fmt/format.h>
 
 #include "base/text.hpp"
+#include "commands.hpp"
 #include "dump/live_source.hpp"
 #include "dump/source.hpp"
+#include "model_input.hpp"
 #include "options.hpp"
 
 namespace oscar {

@@ -11,8 +11,10 @@
 
 #include "base/errors.hpp"
 #include "base/text.hpp"
+#include "commands.hpp"
 #include "console.hpp"
 #include "measure/kv_method.hpp"
+#include "model_input.hpp"
 #include "options.hpp"
 #include "remote/fetch.hpp"
 #include "serve/serve_check.hpp"

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "base/text.hpp"
+#include "commands.hpp"
 #include "console.hpp"
 #include "options.hpp"
 #include "verify/inspect/inspect.hpp"
