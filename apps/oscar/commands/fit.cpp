@@ -155,7 +155,7 @@ void add_recipe_options(CLI::App& app, FitCommand& command) {
   option(
       recipe, "--keys", fit.keys,
       "Coded cache: store keys as attention reads them, or as they were before RoPE: fewer errors, and no dependence "
-      "on positions; decode kernels do not know them yet")
+      "on positions; decode steps on GPUs take twice as long")
       ->type_name("after-rope|before-rope");
   option(details, "--scope", fit.scope, "Coded cache: who shares one budget of bits")->type_name("model|layer|head");
   option(recipe, "--context", fit.context,
