@@ -92,8 +92,8 @@ class ServedModel(unittest.TestCase):
             free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             free.bind(("127.0.0.1", 8000 if line else 0))
             self.port = free.getsockname()[1]
-        # Of a GPU several servers take their part.
-        own = ("--kv-cache-memory-bytes", str(GIB), "--gpu-memory-utilization", "0.2") if ON_CUDA else ("--enforce-eager",)
+        # A GPU is shared by several servers; blocks are those of vLLM's CPUs.
+        own = ("--kv-cache-memory-bytes", str(GIB), "--gpu-memory-utilization", "0.2", "--block-size", "32") if ON_CUDA else ("--enforce-eager",)
         command = ["/bin/bash", "-c", line] if line else [PYTHON, "-B", "-m", "vllm.entrypoints.cli.main", "serve", model, "--dtype", "bfloat16", "--port", str(self.port),
                    "--host", "127.0.0.1", "--max-model-len", "2048", "--max-num-seqs", "4", *own, *options]
         with self.log.open("w") as log:
