@@ -196,9 +196,10 @@ class FeaturesTest(ServedModel):
         self.assertGreater(self.metric("vllm:spec_decode_num_draft_tokens_total"), 60)
 
     def test_layers_for_tokens_after_the_next(self):
-        """GLM-4.5, whose numbers of layers that draft are behind the model's."""
-        model = self.hybrid("Glm4Moe", sliding_window=None, num_hidden_layers=2, head_dim=64, n_routed_experts=2, num_experts_per_tok=2, n_group=1, topk_group=1,
-                            moe_intermediate_size=64, n_shared_experts=1, first_k_dense_replace=1, num_nextn_predict_layers=1)
+        """GLM-4.5, whose numbers of layers that draft are behind the model's. Queries are small, or rounding would choose what they see."""
+        model = self.hybrid("Glm4Moe", lambda attention: attention.q_proj.weight.data.mul_(0.3), sliding_window=None, num_hidden_layers=2, head_dim=64,
+                            n_routed_experts=2, num_experts_per_tok=2, n_group=1, topk_group=1, moe_intermediate_size=64, n_shared_experts=1,
+                            first_k_dense_replace=1, num_nextn_predict_layers=1)
         self.check_tokens_after_the_next(model, "model.layers.1.", "model.layers.2.", "model.layers.2.", ("enorm", "hnorm", "shared_head.norm"), "eh_proj",
                                          {"embed_tokens": "model.embed_tokens", "shared_head.head": "lm_head"})
 
