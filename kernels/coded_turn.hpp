@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// How packed rows of keys before RoPE become keys, and the way back: what the kernels of oscar/coded_pack.h know of
-// each pair of channels that turn together, and the arithmetic of one pair, which kernels and the host share.
+// How packed rows of keys before RoPE become keys, and the way back: what the kernels of oscar/coded_pack.h and
+// oscar/coded_attention.h know of each pair of channels that turn together, and the arithmetic of one pair, which
+// kernels and the host share.
 #pragma once
 
 #include <cmath>

@@ -5,9 +5,8 @@
 //   k_turn   uint8, of keys before RoPE: what coded_turn made on the CPU, of pairs int32 (head_dim / 2, 2); of float32
 //            frequencies (head_dim / 2), basis and inverse (num_kv_heads, head_dim, head_dim) and mean (num_kv_heads,
 //            head_dim)
-//   k_positions  int32 (tokens); of coded_decode (sequences), of their first packed tokens, whose others lie behind it
-//   one
-//            by one; k_far: whether texts are beyond the near context of LongRoPE
+//   k_positions  int32 (tokens); of coded_decode (sequences), of their first packed tokens, whom the others follow
+//   k_far    whether texts are beyond the near context of LongRoPE
 //   format   on the CPU: bits uint8 (num_kv_heads, head_dim / 8), steps and sigmas float32 (num_kv_heads, head_dim)
 //   layout   int64 (7) on the CPU, for coded_pack and coded_decode a list: head_dim, num_kv_heads, key operands, value
 //            operands, planes, bytes of a token, bytes of the reader's tables
@@ -240,6 +239,7 @@ oscar_coded_turned turned_of(const std::optional<Tensor>& turn, const std::optio
                              const Tensor& like, int64_t count, const oscar_coded_layout& layout) {
   oscar_coded_turned out{};
   if (turn.has_value() != positions.has_value()) fail("k_turn and k_positions must be given together");
+  if (is_far && !turn) fail("k_far is of keys that turn, which need k_turn");
   if (!turn) return out;
   check_tensor(*turn, "k_turn", like, 1, ScalarType::Byte);
   check_tensor(*positions, "k_positions", like, 1, ScalarType::Int);

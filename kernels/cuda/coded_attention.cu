@@ -61,7 +61,7 @@ struct SharedMemory {
 };
 
 /// Chooses a tiling and how sequences are cut, with so many warps a block that a multiprocessor's shared memory has
-/// room for the blocks that its registers have room for.
+/// room for the blocks that its registers have room for. p.fits: whether one has room for a block at all.
 void choose_rule(std::int64_t batch, const oscar_coded_layout& layout, bool turns, CodedParams& p) {
   constexpr int kOther = 7 * 1024;  // what a block has besides
   const SharedMemory memory;
@@ -72,13 +72,14 @@ void choose_rule(std::int64_t batch, const oscar_coded_layout& layout, bool turn
   const int blocks = warps_at_once / rule.warps;
   p.most_shared_bytes = memory.block - kOther;
   const int share = rule.warps == 8 ? memory.multiprocessor / blocks - 4 * 1024 : p.most_shared_bytes;
-  const int of_queries =
-      turns ? static_cast<int>(
-                  TurnedPlaces(layout.head_dim, tiling.step(), tiling.key_tiles, layout.key_operands, rule.warps).end)
-            : 128 * layout.key_operands * tiling.key_tiles;
-  const int copies = std::min(share, p.most_shared_bytes) - of_queries;
+  const auto of_queries = [&] {
+    const TurnedPlaces places(layout.head_dim, tiling.step(), tiling.key_tiles, layout.key_operands, rule.warps);
+    return turns ? static_cast<int>(places.end) : 128 * layout.key_operands * tiling.key_tiles;
+  };
+  const int copies = std::min(share, p.most_shared_bytes) - of_queries();
   tiling = tiling.fitted(copies, layout.planes, rule.warps);
   rule.warps = tiling.warps(copies, layout.planes, rule.warps);
+  p.fits = of_queries() + rule.warps * tiling.warp_bytes(layout.planes) <= p.most_shared_bytes;
 }
 
 PagedRows narrow(const oscar_paged_rows& rows) {
@@ -127,6 +128,11 @@ __attribute__((visibility("default"))) size_t oscar_coded_decode_workspace(const
     return 0;
   }
   const CodedParams p = params_of(*args);
+  if (!p.fits) {
+    (void)refuse(
+        "the keys of a head have more pieces than a multiprocessor has room for: give its channels fewer bits");
+    return 0;
+  }
   return ticket_bytes(p) +
          sizeof(float) * static_cast<std::size_t>(p.unit_floats) * args->batch * args->layout.num_kv_heads * p.parts;
 }

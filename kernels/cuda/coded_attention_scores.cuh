@@ -59,6 +59,7 @@ struct CodedParams {
   std::int64_t unit_floats;         // of a (sequence, part)
   int* tickets;                     // (batch, num_kv_heads * parts)
   int most_shared_bytes;            // of any block
+  bool fits;                        // whether that is enough for one
   int stage_bytes, warp_bytes;      // of a step's copies; of all that a warp has in shared memory
 };
 

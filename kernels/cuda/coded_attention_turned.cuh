@@ -35,7 +35,7 @@ class TurnedScores : public StepScales<S> {
   __device__ __forceinline__ void find(unsigned stage, unsigned scale_bytes, int valid, int position,
                                        float (&scores)[S::kKeyTiles][S::kHalves][2]) const {
     this->share_scales(stage + scale_bytes);
-    turn_to(static_cast<unsigned>(2 * position + Copies::kStep - 1));
+    turn_to(2U * static_cast<unsigned>(position) + Copies::kStep - 1);
     // The lane's rows in plane 0: of 64 tokens the first 32 in their order and the others backwards.
     unsigned rows[Copies::kPlaneFactor] = {stage + 16 * (S::kHalves > 2 || lane_ < 16 ? lane_ : 47 - lane_)};
     if (S::kHalves > 2) rows[Copies::kPlaneFactor - 1] = stage + 16 * (31 - lane_);

@@ -146,7 +146,7 @@ std::vector<CodedHeadTable> coded_tables(const oscar_coded_format& format, oscar
     fill_keys(k_parts, k_bytes, {0, table.full_planes}, k_steps, table);
     for (int i = 0; i < format.head_dim; ++i) {
       const int width = k_bits[i / 8];
-      if (width < 4) table.key_middle[i] = 0.5F * static_cast<float>((1 << width) - 1) * k_steps[i];
+      if (width > 0 && width < 4) table.key_middle[i] = 0.5F * static_cast<float>((1 << width) - 1) * k_steps[i];
     }
     fill_values(v_parts, v_bytes, {k_bytes / 2, table.full_planes + k_bytes % 2}, v_steps, blocks, table);
     layout.token_bytes += reference::head_bytes(k_bytes, v_bytes);

@@ -60,7 +60,10 @@ class TurnedPairs {
 
 /// What is wrong with how keys turn; null if nothing is.
 [[nodiscard]] inline const char* turned_problem(const oscar_coded_turned& turned, const void* keys) {
-  if (turned.table == nullptr) return nullptr;
+  if (turned.table == nullptr) {
+    const bool told = turned.positions != nullptr || turned.is_far != 0;
+    return told ? "positions and is_far are of keys that turn, which need turned.table" : nullptr;
+  }
   if (keys == nullptr) return "keys turn, and there are none";
   if (reinterpret_cast<std::uintptr_t>(turned.table) % 16 != 0) return "turned.table must be 16-byte aligned";
   if (turned.positions == nullptr) return "keys that turn need positions";

@@ -23,9 +23,9 @@ struct SplitRule {
 
   /// Returns the rule for `units` sequences times KV heads. Few leave no multiprocessor idle only if they are cut
   /// finely; many do not need that, and what a block costs besides its tokens then is the smaller part.
-  /// warps_at_once: how many a multiprocessor has registers for, 8 or 16; turns: keys turn, and a block has much that
-  /// its warps share, so that blocks are large. All pieces of a single sequence find room at
-  /// once, since a second round of blocks would only begin when the first ends; its window is one of them.
+  /// All pieces of a single sequence find room at once, since a second round of blocks would only begin when the first
+  /// ends; its window is one of them. Where keys turn, blocks are large, for their warps share much.
+  /// warps_at_once: how many a multiprocessor has registers for, 8 or 16; turns: whether keys turn.
   static SplitRule of(std::int64_t units, int num_kv_heads, int warps_at_once, bool turns = false) {
     const bool many = units >= 64;
     SplitRule rule{};
@@ -132,11 +132,10 @@ struct TurnedPlaces {
   unsigned turns;              // of each pair: how far it turns in half a position
   unsigned gather;             // of each word of a slot: where among those of pairs its phases are (4 of 16 bits)
   unsigned phases;             // of each warp, phase_bytes: of each word of a slot (uint4), then of each pair
-  unsigned pairs, words, tops, middles,
-      queries;          // copies: of the turn table's and of the layout table's rows, and of q
-  unsigned units;       // of each head: what a unit of its scores is worth
+  unsigned pairs, words, tops, middles, queries;  // copies: of the turn table's and the layout table's rows, and of q
+  unsigned units;                                 // of each head: what a unit of its scores is worth
   unsigned mean_units;  // in such units: what means add to them, and what the middles of narrow codes take off
-  unsigned pair_of;
+  unsigned pair_of;     // of each coordinate: 2 * its pair, and 1 if it is the pair's second (16 bits)
   unsigned phase_bytes, end;
 
   /// step: tokens. Cosines are kept of the first half of them: those of the others are the same in the opposite order.

@@ -57,7 +57,8 @@ struct CodedPart {
   Json recipe = Json::object();
 };
 
-/// Returns the pair whose channels each coordinate of keys before RoPE is of, (Hkv, d).
+/// Returns the pair whose channels each coordinate of keys before RoPE is of, (Hkv, d). write: (Hkv, d, d), of row
+/// vectors, zero between channels of different pairs.
 [[nodiscard]] std::vector<int> pairs_of(const MatrixStack& write, const Rotary& rotary);
 /// Bits of one stored value of one side, scale bytes counted: the mean over its heads.
 [[nodiscard]] double bits_of(const CodedSide& side);

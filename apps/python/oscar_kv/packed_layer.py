@@ -218,7 +218,7 @@ def _workspace_of(arguments: tuple[Any, ...], options: dict[str, Any], stream: i
     q = arguments[0]
     if q.device.type != "cuda" or q.numel() // q.shape[-1] > _MOST_SHARED:
         return None
-    key = (q.device.index, len(options), *(x.shape for x in arguments if isinstance(x, Tensor)))
+    key = (q.device.index, len(options), *arguments[2], *(x.shape for x in arguments if isinstance(x, Tensor)))
     if key not in _bytes:
         _bytes[key] = torch.ops.oscar.coded_decode_workspace(*arguments, **options)
     fitting = [x for of, x in _workspaces if of == stream and x.device == q.device and len(x) >= _bytes[key]]

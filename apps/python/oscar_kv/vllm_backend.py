@@ -214,7 +214,7 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
             impl.source.is_shared = True
         own = [layer for layer in packed_layers(vllm_config) if layer.layer_name in layer_names]
         self.by_kernels = all(layer.impl.packed.path == "kernels" for layer in own)
-        self.turns = any(layer.impl.packed.turns for layer in own)
+        self.turns = any(layer.impl.packed.turns for layer in packed_layers(vllm_config))  # of all: builders share their steps
         known, scheduler = vllm_config.cache_config.num_gpu_blocks, vllm_config.scheduler_config
         blocks = known or scheduler.max_num_seqs  # None while vLLM measures what its graphs take
         pages = vllm_config.cache_config.block_size // PackedBackend.page if PackedBackend.page else 1
@@ -285,7 +285,8 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
         return positions
 
     def _build_by_kernels(self, common: Any, starts: list[int], chosen: list[int], places: frozenset[int]) -> PackedMetadata | None:
-        """A step like the one before it, as a graph replays it, by two launches. None: a step of other shapes."""
+        """A step like the one before it, as a graph replays it, by two launches and those of torch that find positions. None: a step of
+        other shapes."""
         all_tokens = common.num_actual_tokens
         requests, tokens = uniform_of(starts, chosen, all_tokens) or (0, 0)
         if not 0 < requests <= self.buffers.requests or starts[-1] != len(chosen) * tokens or all_tokens > self.most_tokens:

@@ -23,7 +23,9 @@
  * the error of a score. p counts from bit 4 if these bits, and those that the same product takes of the neighbouring byte, all
  * lie in upper halves of bytes, but from bit 0 for the last such operand of a class where it shares a pair with one of the lower
  * halves. A code that is cut in two counts as two channels, of which the upper has a larger step. Fits make
- * the steps of a head about equal.
+ * the steps of a head about equal. Keys before RoPE are multiplied in float16 instead, and where no pair of an operand turns by more
+ * than 1/4 in half a step of 64 tokens (1/16, if its blocks have 4 bits or more), cosines and sines are those of the line through the
+ * step's middle, which is 1/32 (1/500) of a channel away at most: outputs are as far from fp64 as those of keys rounded to bfloat16, and 2e-3.
  *
  * A page. Heads follow each other. A head's data in a page of P tokens are planes: one of (P, 16) bytes for each
  * 16-byte piece of the keys' rows, the same for the values' rows, then (P, 8) for an 8-byte piece of the keys' rows and for
@@ -86,9 +88,10 @@ typedef struct {
 int oscar_coded_layout_of(const oscar_coded_format* format, oscar_coded_layout* layout, void* table);
 
 /* Keys before RoPE. A key k at position j is packed as the row y = bfloat16((k R(-j) - mean) W), and read as the key
- * bfloat16((y W^-1 + mean) R(j)), where R(j) turns pair p of channels, (x, y), by j frequency[p]: to (x cos - y sin, x sin + y cos).
- * W mixes only the two channels of a pair, so each pair has two coordinates of a row. Sums are float32; so are the products
- * j frequency[p], whose cosines and sines are exact to 1e-6. Host memory. */
+ * (y W^-1 + mean) R(j), where R(j) turns pair p of channels, (x, y), by j frequency[p]: to (x cos - y sin, x sin + y cos).
+ * W mixes only the two channels of a pair, so each pair has two coordinates of a row. Where rows are packed and unpacked sums are float32;
+ * so are the products j frequency[p], whose cosines and sines are exact to 1e-6; keys that are unpacked are rounded to bfloat16.
+ * oscar_coded_decode() rounds no key, and frequencies to 2^-31 of a turn. Host memory. */
 typedef struct {
   int32_t head_dim, num_kv_heads;
   const int32_t* pairs;       /* (head_dim / 2, 2): every channel once, also those that do not turn */
