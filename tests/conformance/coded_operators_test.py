@@ -339,6 +339,7 @@ class CodedTest(OperatorTest):
                 ("k_norm_weight is Half, not float32 or bfloat16", {"k": x, **norm, "k_norm_weight": norm["k_norm_weight"].half()}),
                 ("positions has 2 tokens", {"k": x, **rope, "positions": rope["positions"][:2]}),
                 ("k_turn and k_positions must be given together", {"k": x, "k_positions": rope["positions"].int()}),
+                ("k_far is of keys that turn", {"k": x, "k_far": True}),
                 ("k_turn has 3 bytes", {"k": x, "k_turn": torch.zeros(3, dtype=torch.uint8, device=DEVICE), "k_positions": rope["positions"].int()}),
                 ("positions is Float", {"k": x, **rope, "positions": rope["positions"].float()}),
                 ("cos_sin is Double", {"k": x, **rope, "cos_sin": rope["cos_sin"].double()}),

@@ -310,6 +310,15 @@ class BackendTest(unittest.TestCase):
             self.check(replace(set_before_rope(), windows=(sink, RECENT)), path="kernels")
         self.check_prefix(replace(set_before_rope(), windows=(16, RECENT)))
 
+    def test_steps_that_builders_share_have_positions_for_all_layers(self):
+        """Also if the layers of the builder that makes one need none."""
+        part, other = set_before_rope(), vllm_fakes.FakeAttention("model.layers.4.self_attn.attn", vllm_backend.PackedBackend, SPEC)
+        part.layers[4] = replace(coded_set().layers[3], layer_id=4)
+        other.impl = vllm_backend.PackedImpl(HEADS, DIM, SCALE, KV_HEADS)
+        self.serve(part)
+        config = vllm_fakes.config_of(layers(**{other.layer_name: other}), 40, 4, 64)
+        self.assertTrue(vllm_backend.PackedMetadataBuilder(SPEC, [other.layer_name], config, torch.device(DEVICE)).turns)
+
     def test_a_rank_takes_its_own_heads(self):
         self.check(coded_set(heads=2 * KV_HEADS), rank=1)
         self.check(coded_set(heads=2 * KV_HEADS, thin=(2, 3)), rank=1)
