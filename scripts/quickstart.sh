@@ -29,7 +29,7 @@ oscar dump --model "$model" --tokens "$golden/tokens_eval.npy" --sequences 4 --o
 step "3/5  verify: structure, attention in that dump and the model itself, beside other methods; a verdict for each server"
 oscar verify "$out/set" --dump "$out/held_out" --model "$model" --tokens "$golden/tokens_eval.npy" --sequences 4 \
   --compare bf16,naive,hadamard_clip,int4 \
-  --needle "$golden/tokens_passkey.npy" --needle-answers "$golden/passkey_answer_len.npy" --max-needles 16 \
+  --needle "$golden/tokens_passkey.npy" --needle-answers "$golden/passkey_answer_len.npy" --max-needles 8 \
   --report "$out/report.html" --json "$out/report.json" >"$out/table.txt" || { status=$?; cat "$out/table.txt"; exit "$status"; }
 
 step "4/5  publish: into a zoo that any web server can serve"

@@ -35,13 +35,29 @@ std::pair<bool, bool> per_head(const std::string& granularity) {
   return {key == "head", value == "head"};
 }
 
+}  // namespace
+
+std::optional<std::pair<double, double>> parse_clip(const std::string& text) {
+  if (text == "auto") return std::nullopt;
+  if (text == "off") return std::pair(0.0, 0.0);
+  const std::size_t comma = std::min(text.find(','), text.size() - 1);
+  const auto key = parse_number<double>(text.substr(0, comma)), value = parse_number<double>(text.substr(comma + 1));
+  if (key && value && *key <= 1 && *value <= 1) return std::pair(*key, *value);
+  throw UsageError("cannot read the clip ratios \"" + text + "\"", "--clip",
+                   "use auto, off, or two ratios from 0 to 1 like 0.96,0.92");
+}
+
+namespace {
+
 HistoryCodecs codecs_of(const FitOptions& options) {
   const RowCodec codec{.group_size = options.group_size,
                        .grid = grid_from_name(options.codec),
                        .scale_dtype = scale_dtype_from(options.scale_dtype)};
-  if (codec.grid == Grid::kLloydMax && (options.group_size > 0 || options.clip == "off")) {
+  const auto clips = parse_clip(options.clip);
+  const bool unclipped = clips && (clips->first == 0 || clips->second == 0);
+  if (codec.grid == Grid::kLloydMax && (options.group_size > 0 || unclipped)) {
     throw UsageError("servers read lloyd-max of whole clipped heads alone", "--codec lloyd-max",
-                     "leave --group-size and --clip off out");
+                     "leave --group-size out, and --clip off or a ratio of 0");
   }
   require_one_of(options.clip_granularity, "--clip-granularity", {"layer", "head"});
   if (options.clip_granularity != "layer" && options.clip != "auto") {

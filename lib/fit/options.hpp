@@ -3,8 +3,10 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/json.hpp"
@@ -71,6 +73,10 @@ struct FitPlan {
 /// not, recipe auto makes no such part unless its readers are named. Throws UsageError: options that do not exist or do
 /// not fit together, or readers that cannot read what would be made for them.
 [[nodiscard]] FitPlan plan_parts(const FitOptions& options, bool codable = true);
+
+/// Returns the fixed clip ratios of keys and values that FitOptions::clip names, 0 for no clipping; none if they are to
+/// be fitted. Throws UsageError.
+[[nodiscard]] std::optional<std::pair<double, double>> parse_clip(const std::string& text);
 
 /// Returns the recipe with every option, for the manifest.
 [[nodiscard]] Json to_json(const Recipe& recipe, const FitOptions& options);

@@ -71,17 +71,6 @@ bool has(const LayerStatistics& layer, Moment moment) {
 
 // Clip ratios: fixed, or fitted layer by layer.
 
-/// Fixed ratios, or none if they are to be fitted.
-std::optional<std::pair<double, double>> parse_clip(const std::string& text) {
-  if (text == "auto") return std::nullopt;
-  if (text == "off") return std::pair(0.0, 0.0);
-  const std::size_t comma = std::min(text.find(','), text.size() - 1);
-  const auto key = parse_number<double>(text.substr(0, comma)), value = parse_number<double>(text.substr(comma + 1));
-  if (key && value && *key <= 1 && *value <= 1) return std::pair(*key, *value);
-  throw UsageError("cannot read the clip ratios \"" + text + "\"", "--clip",
-                   "use auto, off, or two ratios from 0 to 1 like 0.96,0.92");
-}
-
 /// Sums of scores over layers: the best single ratio for servers without tables.
 void add_scores(std::vector<double>& sum, const SideTransform& side) {
   if (!side.scores.contains("clip")) return;
