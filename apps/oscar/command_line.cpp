@@ -175,7 +175,7 @@ void finish_commands(CLI::App& app) {
   app.footer(
       "Options of a command: oscar COMMAND --help\n"
       "Counts may be written as 30k (thousands), 2M or 1G, sizes as 500M or 10G (powers of 1024).\n"
-      "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 verify rejected the set, 130 interrupted.");
+      "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 verify or serve-check rejected the set, 130 interrupted.");
   finish(app);
 }
 

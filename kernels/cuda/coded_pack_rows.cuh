@@ -15,9 +15,6 @@ namespace oscar::cuda {
 inline constexpr int kCodedPackTokens = 32;  // of a warp at a time
 inline constexpr int kLaneTokens = 8;
 
-/// Returns the number of the lane's i-th token.
-__device__ __forceinline__ int lane_token(int i) { return static_cast<int>(threadIdx.x) % 4 * 2 + i % 2 + i / 2 * 8; }
-
 /// Eight values of one channel, of the lane's tokens.
 struct LaneValues {
   unsigned pairs[4];
