@@ -272,9 +272,9 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
         rows = [(starts[i], starts[i + 1], lengths[i]) for i in others]
         index = torch.tensor(others, dtype=torch.long, device=table.device) if others else None
         requests = [] if index is None else self._requests(rows, table[index], before[index])
-        held = [("slots", written.int()), ("kept", step.kept.int())] + ([("positions", self._positions(before, count, all_tokens))] if self.turns else [])
-        slots, copies, *positions = (self.buffers.hold(name, x, self.most_tokens) for name, x in held)
-        return PackedMetadata(all_tokens, slots, copies, positions[0] if positions else None, requests, decoded), step.restored
+        slots, copies = (self.buffers.hold(name, x.int(), self.most_tokens) for name, x in (("slots", written), ("kept", step.kept)))
+        positions = self.buffers.hold("positions", self._positions(before, count, all_tokens), self.most_tokens) if self.turns else None
+        return PackedMetadata(all_tokens, slots, copies, positions, requests, decoded), step.restored
 
     @staticmethod
     def _positions(before: Tensor, count: Tensor, all_tokens: int) -> Tensor:
