@@ -3,7 +3,7 @@
 # On a machine with an NVIDIA GPU and vLLM: served.sh PYTHON [CLASS.TEST...], tests of tests/python/vllm_features_test.py, vllm_server_test.py
 # and vllm_offload_test.py with a vLLM that serves on the GPU, six at once. PYTHON: one that imports vLLM. See place.sh for what is run. Writes
 # served.json (GPU, driver, commit, each test with its seconds and figures) and a log of each test into $OUT or .gpu/out. Exit status 1 if a test
-# failed.
+# failed. Tests start PYTHON without variables of vLLM: without FlashInfer it must be a wrapper that sets VLLM_USE_FLASHINFER_SAMPLER=0.
 set -euo pipefail
 . "$(dirname "$0")/place.sh"
 [ $# -gt 0 ] || die "usage: scripts/gpu/served.sh PYTHON [CLASS.TEST...]"
@@ -18,9 +18,9 @@ mkdir -p "$OSCAR_SAMPLE_SETS"
 python3 -B "$source/tests/python/sample_sets.py" >"$out/sample_sets.log" 2>&1 || { tail -20 "$out/sample_sets.log" >&2; die "no sets of the sample model"; }
 
 # shellcheck disable=SC2016  # the variables are those of each test's shell
-printf '%s\n' "$@" | xargs -P 6 -I{} bash -c 'name={} file=${name%%Test.*} begin=$(date +%s) status=0
+printf '%s\n' "$@" | xargs -P 6 -n 1 bash -c 'name=$1 file=${1%%Test.*} begin=$(date +%s) status=0
   timeout 300 python3 -B "$source/tests/python/vllm_${file,,}_test.py" "$name" >"$out/$name.log" 2>&1 || status=$?
-  printf "ended: %s %s\n" "$status" "$(($(date +%s) - begin))" >>"$out/$name.log"'
+  printf "ended: %s %s\n" "$status" "$(($(date +%s) - begin))" >>"$out/$name.log"' served
 python3 -B - "$commit" "$gpu" "$("$OSCAR_VLLM_PYTHON" -c 'import importlib.metadata as m; print(m.version("vllm"))')" "$@" >"$out/served.json" <<'END'
 import json, os, re, sys
 
