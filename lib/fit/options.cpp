@@ -35,20 +35,6 @@ std::pair<bool, bool> per_head(const std::string& granularity) {
   return {key == "head", value == "head"};
 }
 
-}  // namespace
-
-std::optional<std::pair<double, double>> parse_clip(const std::string& text) {
-  if (text == "auto") return std::nullopt;
-  if (text == "off") return std::pair(0.0, 0.0);
-  const std::size_t comma = std::min(text.find(','), text.size() - 1);
-  const auto key = parse_number<double>(text.substr(0, comma)), value = parse_number<double>(text.substr(comma + 1));
-  if (key && value && *key <= 1 && *value <= 1) return std::pair(*key, *value);
-  throw UsageError("cannot read the clip ratios \"" + text + "\"", "--clip",
-                   "use auto, off, or two ratios from 0 to 1 like 0.96,0.92");
-}
-
-namespace {
-
 HistoryCodecs codecs_of(const FitOptions& options) {
   const RowCodec codec{.group_size = options.group_size,
                        .grid = grid_from_name(options.codec),
@@ -169,6 +155,16 @@ std::set<Moment> FitPlan::moments() const {
   if (coded) all = {Moment::kFisher, Moment::kQqt, Moment::kVtv};
   for (const auto& [name, recipe] : rotations) all.merge(recipe.moments());
   return all;
+}
+
+std::optional<std::pair<double, double>> parse_clip(const std::string& text) {
+  if (text == "auto") return std::nullopt;
+  if (text == "off") return std::pair(0.0, 0.0);
+  const std::size_t comma = std::min(text.find(','), text.size() - 1);
+  const auto key = parse_number<double>(text.substr(0, comma)), value = parse_number<double>(text.substr(comma + 1));
+  if (key && value && *key <= 1 && *value <= 1) return std::pair(*key, *value);
+  throw UsageError("cannot read the clip ratios \"" + text + "\"", "--clip",
+                   "use auto, off, or two ratios from 0 to 1 like 0.96,0.92");
 }
 
 FitPlan plan_parts(const FitOptions& options, bool codable) {

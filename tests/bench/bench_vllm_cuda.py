@@ -70,8 +70,10 @@ def decode(model, batch, length):
         model.generate(prompts, sampling, use_tqdm=False)
         return time.perf_counter() - begin
 
-    first = seconds(8)
-    rates = [batch * options.steps / -(seconds(8) - seconds(8 + options.steps)) for _ in range(3)]
+    first, rates = seconds(8), []
+    for _ in range(3):
+        short = seconds(8)
+        rates.append(batch * options.steps / (seconds(8 + options.steps) - short))
     say(batch=batch, prompt=length, tokens_per_s=round(statistics.median(rates), 1), all=[round(rate, 1) for rate in sorted(rates)], prompts_s=round(first, 2))
 
 

@@ -24,7 +24,7 @@
  * lie in upper halves of bytes, but from bit 0 for the last such operand of a class where it shares a pair with one of the lower
  * halves. A code that is cut in two counts as two channels, of which the upper has a larger step. Fits make
  * the steps of a head about equal. Keys before RoPE are multiplied in float16 instead, and where no pair of an operand turns by more
- * than 1/4 in half a step of 64 tokens (1/16, if its blocks have 4 bits or more), cosines and sines are those of the line through the
+ * than 1/4 radian in half a step of tokens (1/16, if its blocks have 4 bits or more), cosines and sines are those of the line through the
  * step's middle, which is 1/32 (1/500) of a channel away at most: outputs are as far from fp64 as those of keys rounded to bfloat16, and 2e-3.
  *
  * A page. Heads follow each other. A head's data in a page of P tokens are planes: one of (P, 16) bytes for each
