@@ -12,7 +12,7 @@ import numpy as np
 import oscar_kv
 from safetensors import safe_open
 from sample_sets import MODEL, PROJECT, sample_set
-from vllm_serving import BF16_BYTES, GIB, IDS, TOKENS, ServedModel, main
+from vllm_serving import BF16_BYTES, GIB, IDS, ON_CUDA, TOKENS, ServedModel, main
 
 LARGER = PROJECT.parent / "shared/models/qwen3-15m"  # 6 query heads, 2 KV heads
 LARGER_TOKENS = PROJECT.parent / "shared/golden/qwen3-15m"
@@ -243,7 +243,8 @@ class FeaturesTest(ServedModel):
         sizes = {f"linear_{kind}": size for kind, size in (("num_key_heads", 2), ("num_value_heads", 4), ("key_head_dim", 64), ("value_head_dim", 64))}
         # Outputs of attention are doubled, which gates halve.
         self.check_hybrid(self.hybrid(name, lambda attention: attention.o_proj.weight.data.mul_(2), num_hidden_layers=4, head_dim=64,
-                                      layer_types=["linear_attention", "full_attention"] * 2, **sizes, **others))
+                                      layer_types=["linear_attention", "full_attention"] * 2, **sizes, **others),
+                          *(("--gdn-prefill-backend", "triton") if ON_CUDA else ()))  # FlashInfer's is compiled when it is asked for
         self.assertGreater(int(re.search(r"a block has (\d+) tokens", self.said())[1]), 640)
         self.assertGreater(self.cache_tokens(), 2_500_000)  # 838,860 in bfloat16
         self.assertIn("blocks of 16 tokens; decode steps", self.said())

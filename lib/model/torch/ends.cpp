@@ -4,7 +4,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/linear.h>
-#include <ATen/ops/tanh.h>
+#include <ATen/ops/scalar_tensor.h>
 
 #include <algorithm>
 
@@ -52,13 +52,6 @@ namespace {
 /// A CPU holds the products with so many rows of the head at a time, a GPU so many logits.
 constexpr std::int64_t kHeadBlock = 8192, kLogitsAtOnce = std::int64_t{1} << 24;
 
-/// Logits as the model says, of what the head's matrix gives.
-at::Tensor finished(const Weights& head, at::Tensor logits) {
-  if (head.config().logit_scale != 1) logits = logits * head.config().logit_scale;
-  const double cap = head.config().logit_soft_cap;
-  return cap > 0 ? at::tanh(logits / cap) * cap : logits;
-}
-
 }  // namespace
 
 std::unique_ptr<Weights> load_head_weights(const WeightRoute& route) {
@@ -69,13 +62,14 @@ std::unique_ptr<Weights> load_head_weights(const WeightRoute& route) {
   return weights;
 }
 
-at::Tensor logits_of(const Weights& head, const at::Tensor& hidden) {
-  return finished(head, at::linear(head.norm(hidden, "norm"), head.at("head")).to(at::kFloat));
-}
-
-at::Tensor logits_of(const Weights& head, const at::Tensor& hidden, const at::Tensor& tokens) {
-  const at::Tensor rows = head.at("head").index_select(0, tokens).to(at::kFloat);
-  return finished(head, (head.norm(hidden, "norm").to(at::kFloat) * rows).sum(-1));
+at::Tensor finish_logits(const Weights& head, at::Tensor& logits) {
+  const double scale = head.config().logit_scale, cap = head.config().logit_soft_cap;
+  if (scale != 1) logits.mul_(scale);
+  if (cap <= 0) return at::scalar_tensor(scale, logits.options());
+  logits.div_(cap).tanh_();
+  const at::Tensor slope = (1 - logits.square()).mul_(scale);
+  logits.mul_(cap);
+  return slope;
 }
 
 void write_logits(const Weights& head, const at::Tensor& hidden, std::int64_t first, std::span<float> logits) {
@@ -83,7 +77,7 @@ void write_logits(const Weights& head, const at::Tensor& hidden, std::int64_t fi
   const std::int64_t vocab = matrix.size(0), wanted = static_cast<std::int64_t>(logits.size()) / vocab;
   OSCAR_CHECK(logits.size() == static_cast<std::size_t>(wanted * vocab) && first + wanted <= hidden.size(0));
   const at::Tensor normed = head.norm(hidden.narrow(0, first, wanted), "norm");
-  const at::Tensor out = at::from_blob(logits.data(), {wanted, vocab}, at::kFloat);
+  at::Tensor out = at::from_blob(logits.data(), {wanted, vocab}, at::kFloat);
   const bool gpu = !matrix.is_cpu();  // whose copies are fast where whole rows of `out` are their target
   const std::int64_t tokens = gpu ? std::max<std::int64_t>(1, kLogitsAtOnce / vocab) : wanted;
   const std::int64_t columns = gpu ? vocab : kHeadBlock;
@@ -96,9 +90,7 @@ void write_logits(const Weights& head, const at::Tensor& hidden, std::int64_t fi
           .copy_(at::linear(normed.narrow(0, token, count), matrix.narrow(0, begin, rows)));
     }
   }
-  if (head.config().logit_scale != 1) out.mul_(head.config().logit_scale);
-  const double cap = head.config().logit_soft_cap;
-  if (cap > 0) out.div_(cap).tanh_().mul_(cap);
+  finish_logits(head, out);
 }
 
 }  // namespace oscar

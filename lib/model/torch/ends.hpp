@@ -26,9 +26,8 @@ namespace oscar {
 /// (T, hidden_size).
 void write_logits(const Weights& head, const at::Tensor& hidden, std::int64_t first, std::span<float> logits);
 
-/// Returns the logits of all rows of hidden, (T, vocab_size) in fp32, as a tensor that gradients go through.
-[[nodiscard]] at::Tensor logits_of(const Weights& head, const at::Tensor& hidden);
-/// Returns the logit of one token for each row, (T), in the same way. tokens: (T), int64.
-[[nodiscard]] at::Tensor logits_of(const Weights& head, const at::Tensor& hidden, const at::Tensor& tokens);
+/// Makes logits (T, vocab_size), in fp32, of products with the head's matrix: scales and soft-caps them as the model
+/// says. Returns by how much a logit changes with its product: a number for all, or one for each.
+at::Tensor finish_logits(const Weights& head, at::Tensor& logits);
 
 }  // namespace oscar

@@ -4,9 +4,9 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/searchsorted.h>
-#include <ATen/ops/softmax.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -124,8 +124,8 @@ std::vector<AttentionGradients> attention_gradients(const Weights& layer, const 
   return sums;
 }
 
-// Logits in memory at a time, four times over; on the CPU of each thread.
-constexpr std::int64_t kLogits = std::int64_t{1} << 22, kGpuLogits = std::int64_t{1} << 24;
+// Logits in memory at a time; on the CPU of each thread. All rows of these share one reading of the head's matrix.
+constexpr std::int64_t kLogits = std::int64_t{1} << 24, kGpuLogits = std::int64_t{1} << 26;
 
 /// A tensor of its own by which gradients can be asked for.
 at::Tensor leaf(const at::Tensor& x) { return x.clone().requires_grad_(); }
@@ -246,28 +246,32 @@ std::vector<CacheGradients> pull_back(const WeightRoute& route, const Weights& l
 
 std::vector<at::Tensor> likelihood_gradients(const Weights& head, const at::Tensor& hidden,
                                              std::span<const std::vector<float>> draws) {
+  const at::Tensor& matrix = head.at("head");
   const std::int64_t rows = hidden.size(0), logits_at_once = hidden.is_cpu() ? kLogits : kGpuLogits;
-  const std::int64_t at_once = std::max<std::int64_t>(1, logits_at_once / head.at("head").size(0));
+  const std::int64_t at_once = std::max<std::int64_t>(1, logits_at_once / matrix.size(0));
   std::vector<std::vector<at::Tensor>> parts(draws.size());
   for (std::int64_t begin = 0; begin < rows; begin += at_once) {
     const std::int64_t count = std::min(at_once, rows - begin);
     const at::AutoGradMode differentiable(true);
-    const at::Tensor x = leaf(hidden.narrow(0, begin, count));
+    const at::Tensor x = leaf(hidden.narrow(0, begin, count)), normed = head.norm(x, "norm");
+    const at::AutoGradMode untracked(false);
+    at::Tensor sums = at::linear(normed.detach(), matrix).to(at::kFloat);  // logits, then e^logit, then sums of these
+    const at::Tensor slope = finish_logits(head, sums);
+    sums.sub_(sums.amax(-1, true)).exp_();
     // A log-likelihood is the token's logit less the logarithm of a sum, whose gradient is the same for all tokens.
-    at::Tensor sums;  // shares up to each token
-    {
-      const at::Tensor logits = logits_of(head, x);
-      sums = at::softmax(logits.detach(), -1);
-      logits.backward(sums);
-    }
-    const at::Tensor of_sum = take_gradient(x);
+    const bool is_even = slope.dim() == 0;
+    const at::Tensor of_sum =
+        at::matmul((is_even ? sums : sums * slope).to(matrix.scalar_type()), matrix).to(at::kFloat) /
+        sums.sum(-1, true);
     sums.cumsum_(-1);
     for (std::size_t i = 0; i < draws.size(); ++i) {
       const at::Tensor numbers = at::from_blob(const_cast<float*>(draws[i].data()) + begin, {count, 1}, at::kFloat);
       const at::Tensor levels = numbers.to(hidden.device()) * sums.narrow(-1, sums.size(-1) - 1, 1);
       const at::Tensor drawn = at::searchsorted(sums, levels, false, /*right=*/true).clamp_max(sums.size(-1) - 1);
-      logits_of(head, x, drawn.flatten()).sum().backward();
-      parts[i].push_back(take_gradient(x) - of_sum);
+      const at::Tensor of_drawn = matrix.index_select(0, drawn.flatten()).to(at::kFloat);
+      const at::Tensor gradient = is_even ? (of_drawn - of_sum) * slope : of_drawn * slope.gather(-1, drawn) - of_sum;
+      normed.backward(gradient.to(normed.scalar_type()), /*retain_graph=*/true);
+      parts[i].push_back(take_gradient(x));
     }
   }
   std::vector<at::Tensor> gradients;

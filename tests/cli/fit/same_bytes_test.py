@@ -118,11 +118,12 @@ class SameBytesTest(unittest.TestCase):
         self.assertEqual(figures(), self.kept["figures of verify"])
 
     def test_a_live_fit_has_the_bytes_of_this_kind_of_processor(self):
-        if processor() not in self.kept["live fits"]:
-            raise unittest.SkipTest(f"no hashes are kept for {processor()}: same_bytes_test.py --keep adds them")
+        kept = self.kept["live fits"].get(processor(), {})
         for name, options in LIVE.items():
             with self.subTest(name):
-                self.assertEqual(hashes(MODEL, options), self.kept["live fits"][processor()][name])
+                if name not in kept:
+                    self.skipTest(f"no hashes are kept for {processor()}: same_bytes_test.py --keep adds them")
+                self.assertEqual(hashes(MODEL, options), kept[name])
 
 
 if __name__ == "__main__":
