@@ -25,6 +25,12 @@ int reader_count() {
   return std::clamp(static_cast<int>(std::thread::hardware_concurrency()) - kOtherThreads, 1, kReaders);
 }
 
+bool is_pinned(const std::byte* data) {
+  cudaPointerAttributes memory{};
+  OSCAR_CUDA_TRY(cudaPointerGetAttributes(&memory, data));
+  return memory.type == cudaMemoryTypeHost;
+}
+
 }  // namespace
 
 /// Pinned memory for one piece. Registering huge pages takes a tenth of what cudaHostAlloc does.
@@ -85,6 +91,13 @@ void Ingest::add(Request& request, const HeadsView& rows, std::byte* destination
   more_.notify_all();
 }
 
+void Ingest::pass_on(Request& request, const HeadsView& rows, std::byte* destination) {
+  const auto bytes = static_cast<std::size_t>(rows.num_tokens * rows.bytes_per_token());
+  const std::lock_guard lock(mutex_);
+  OSCAR_CUDA_TRY(cudaMemcpyAsync(destination, rows.data, bytes, cudaMemcpyHostToDevice, stream_));
+  OSCAR_CUDA_TRY(cudaEventRecord(request.arrived.get(), stream_));
+}
+
 void Ingest::wait(const Request& request) {
   std::unique_lock lock(mutex_);
   finished_.wait(lock, [&] { return request.pieces_left == 0; });
@@ -134,12 +147,16 @@ void Ingest::finish(const Piece& piece, std::exception_ptr error) {
 
 Transfer::Transfer(const Context& context, const HeadsView& rows, std::byte* destination) : context_(context) {
   context.synchronize();
-  context.ingest().add(request_, rows, destination);
+  if (rows.file.descriptor < 0 && is_pinned(rows.data)) {
+    context.ingest().pass_on(request_, rows, destination);
+  } else {
+    context.ingest().add(request_, rows, destination);
+  }
 }
 
 Transfer::~Transfer() {
   context_.ingest().wait(request_);
-  (void)cudaStreamWaitEvent(context_.stream(), request_.arrived.get());  // or the destination could go too early
+  (void)cudaEventSynchronize(request_.arrived.get());  // or the rows or their destination could go too early
 }
 
 void Transfer::wait() {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Rows on their way from files or host memory to the GPU. Reader threads copy pieces into pinned memory of their own,
 // from where the GPU fetches one while the next is read: files in the page cache arrive as fast as the wires carry.
-// Only what a verb has asked for is under way, so what is larger than memory passes through. Non-goal: the way back.
+// Only what a verb has asked for is under way, so what is larger than memory passes through. What lies in pinned memory
+// already goes from there. Non-goal: the way back.
 #pragma once
 
 #include <condition_variable>
@@ -62,6 +63,8 @@ class Ingest {
   class Slot;
 
   void add(Request& request, const HeadsView& rows, std::byte* destination);
+  /// Of rows in pinned memory, which need no reader.
+  void pass_on(Request& request, const HeadsView& rows, std::byte* destination);
   void wait(const Request& request);
   void read(const std::stop_token& stop);
   [[nodiscard]] std::optional<Piece> take(const std::stop_token& stop);

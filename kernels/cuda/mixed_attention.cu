@@ -2,11 +2,12 @@
 // Mixed-precision attention, written to be read. Key j and value j are read as stored if the query's windows hold j,
 // else as the history has them.
 //
-// A block of threads serves kRows neighbouring rows of one KV head, a row being one query head at one position. It goes
+// A block of threads serves neighbouring rows of one KV head, a row being one query head at one position. It goes
 // through the keys in tiles of one key a lane. A tile is brought to shared memory once for all rows, as stored,
 // decoded, or one after the other where some rows need this and some that; in each reading a pair of row and key counts
 // if it is the row's reading of that key, so every key that a row sees counts exactly once. Softmax is kept up to date:
 //   m' = max(m, s_j)   sum' = sum e^(m - m') + sum_j e^(s_j - m')   o' = o e^(m - m') + sum_j e^(s_j - m') v_j
+#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -19,10 +20,15 @@ namespace oscar::cuda {
 namespace {
 
 constexpr int kWarps = 8;
-constexpr int kRowsPerWarp = 4;
-constexpr int kRows = kWarps * kRowsPerWarp;
 constexpr int kTile = kWarp;  // keys
 constexpr int kLargestHead = 256;
+
+/// Output channels that a lane has of each row, and rows of a warp, which share what is read of keys and values.
+template <int kNumSlots, int kNumRows>
+struct Shape {
+  static constexpr int kSlots = kNumSlots, kRows = kNumRows;
+  static constexpr int kBlockRows = kWarps * kRows;
+};
 
 /// A tile row's channels in shared memory are padded to whole float4s; an odd stride keeps the lanes' keys in different
 /// banks.
@@ -45,21 +51,22 @@ __device__ void load_tile(const CacheSide& side, int head, std::int64_t first, s
 }
 
 /// The rows of a warp: lane t works on key t of a tile, and on output channels t, t + 32, …
-template <int kSlots>
+template <class S>
 struct RowState {
-  std::int64_t position[kRowsPerWarp];  // -1: no such row, it sees nothing
-  float highest[kRowsPerWarp];
-  float sum[kRowsPerWarp];  // this lane's keys only
-  float out[kRowsPerWarp][kSlots];
+  std::int64_t position[S::kRows];  // -1: no such row, it sees nothing
+  float highest[S::kRows];
+  float sum[S::kRows];  // this lane's keys only
+  float out[S::kRows][S::kSlots];
 };
 
 /// Scores of the warp's rows with this lane's key, not yet divided by sqrt(d).
-__device__ void dot_products(const float* q, const float* key, int dim, float (&scores)[kRowsPerWarp]) {
+template <int kRows>
+__device__ void dot_products(const float* q, const float* key, int dim, float (&scores)[kRows]) {
   for (float& score : scores) score = 0.0F;
   for (int i = 0; i < dim; i += 4) {
     const float k[4] = {key[i], key[i + 1], key[i + 2], key[i + 3]};
 #pragma unroll
-    for (int r = 0; r < kRowsPerWarp; ++r) {
+    for (int r = 0; r < kRows; ++r) {
       const float4 x = *reinterpret_cast<const float4*>(q + r * dim + i);
       scores[r] += x.x * k[0] + x.y * k[1] + x.z * k[2] + x.w * k[3];
     }
@@ -68,38 +75,50 @@ __device__ void dot_products(const float* q, const float* key, int dim, float (&
 
 /// Scores -> weights e^(score - highest so far); what was summed with the old maximum is scaled to the new one.
 /// Keys that do not count have the score -infinity.
-template <int kSlots>
-__device__ void update_softmax(RowState<kSlots>& rows, float (&scores)[kRowsPerWarp]) {
+template <class S>
+__device__ void update_softmax(RowState<S>& rows, float (&scores)[S::kRows]) {
 #pragma unroll
-  for (int r = 0; r < kRowsPerWarp; ++r) {
+  for (int r = 0; r < S::kRows; ++r) {
     const float highest = fmaxf(rows.highest[r], warp_max(scores[r]));
     const float correction = highest == -INFINITY ? 1.0F : expf(rows.highest[r] - highest);
     scores[r] = highest == -INFINITY ? 0.0F : expf(scores[r] - highest);
     rows.highest[r] = highest;
     rows.sum[r] = rows.sum[r] * correction + scores[r];
 #pragma unroll
-    for (int s = 0; s < kSlots; ++s) rows.out[r][s] *= correction;
+    for (int s = 0; s < S::kSlots; ++s) rows.out[r][s] *= correction;
   }
 }
 
-/// out += weights values. values: (kTile, 32 * kSlots)
-template <int kSlots>
-__device__ void add_values(RowState<kSlots>& rows, const float (&weights)[kRowsPerWarp], const float* values,
-                           int lane) {
-  for (int t = 0; t < kTile; ++t) {
-    float v[kSlots];
+/// out += weights values. values: (kTile, 32 * kSlots); shared: (rows, kTile), of this warp.
+template <class S>
+__device__ void add_values(RowState<S>& rows, const float (&weights)[S::kRows], const float* values, int lane,
+                           float* shared) {
+  __syncwarp();  // nobody reads the last tile's weights any more
 #pragma unroll
-    for (int s = 0; s < kSlots; ++s) v[s] = values[(t * kSlots + s) * kWarp + lane];
+  for (int r = 0; r < S::kRows; ++r) shared[r * kTile + lane] = weights[r];
+  __syncwarp();
+  for (int first = 0; first < kTile; first += 4) {
+    float v[4][S::kSlots];
 #pragma unroll
-    for (int r = 0; r < kRowsPerWarp; ++r) {
-      const float weight = __shfl_sync(kAllLanes, weights[r], t);
+    for (int n = 0; n < 4 * S::kSlots; ++n) {
+      v[n / S::kSlots][n % S::kSlots] = values[(first * S::kSlots + n) * kWarp + lane];
+    }
 #pragma unroll
-      for (int s = 0; s < kSlots; ++s) rows.out[r][s] += weight * v[s];
+    for (int r = 0; r < S::kRows; ++r) {
+      const float4 own = *reinterpret_cast<const float4*>(shared + r * kTile + first);
+#pragma unroll
+      for (int s = 0; s < S::kSlots; ++s) {
+        rows.out[r][s] += own.x * v[0][s];
+        rows.out[r][s] += own.y * v[1][s];
+        rows.out[r][s] += own.z * v[2][s];
+        rows.out[r][s] += own.w * v[3][s];
+      }
     }
   }
 }
 
 /// The rows of this block, and this thread's share of them. blockIdx: x the rows, y the KV head.
+template <class S>
 struct Work {
   int head, lane, first_of_warp;
   std::int64_t rows_of_head, first_row, last_row;
@@ -107,17 +126,18 @@ struct Work {
   __device__ explicit Work(const CacheQueries& queries)
       : head(static_cast<int>(blockIdx.y)),
         lane(static_cast<int>(threadIdx.x) % kWarp),
-        first_of_warp(static_cast<int>(threadIdx.x) / kWarp * kRowsPerWarp),
+        first_of_warp(static_cast<int>(threadIdx.x) / kWarp * S::kRows),
         rows_of_head(queries.count * queries.g),
         // Later rows see more keys: they go first, so that no block starts long after the others.
-        first_row(std::int64_t{gridDim.x - 1 - blockIdx.x} * kRows),
-        last_row(min(first_row + kRows, rows_of_head) - 1) {}
+        first_row(std::int64_t{gridDim.x - 1 - blockIdx.x} * S::kBlockRows),
+        last_row(min(first_row + S::kBlockRows, rows_of_head) - 1) {}
 };
 
-/// The warp's queries into q_tile (kRows, width), zeros behind their channels and for rows that are not there.
-__device__ void load_queries(const Work& work, const CacheQueries& queries, int width, float* q_tile) {
+/// The warp's queries into q_tile (kBlockRows, width), zeros behind their channels and for rows that are not there.
+template <class S>
+__device__ void load_queries(const Work<S>& work, const CacheQueries& queries, int width, float* q_tile) {
   const int dim = queries.rows.dim;
-  for (int r = work.first_of_warp; r < work.first_of_warp + kRowsPerWarp; ++r) {
+  for (int r = work.first_of_warp; r < work.first_of_warp + S::kRows; ++r) {
     const std::int64_t row = work.first_row + r;
     for (int i = work.lane; i < width; i += kWarp) {
       const bool exists = row <= work.last_row && i < dim;
@@ -127,27 +147,27 @@ __device__ void load_queries(const Work& work, const CacheQueries& queries, int 
 }
 
 /// A sink counts as a key without a value that has been seen before all others.
-template <int kSlots>
-__device__ void begin_rows(const Work& work, const CacheQueries& queries, const float* sinks, RowState<kSlots>& rows) {
+template <class S>
+__device__ void begin_rows(const Work<S>& work, const CacheQueries& queries, const float* sinks, RowState<S>& rows) {
 #pragma unroll
-  for (int r = 0; r < kRowsPerWarp; ++r) {
+  for (int r = 0; r < S::kRows; ++r) {
     const std::int64_t row = work.first_row + work.first_of_warp + r;
     rows.position[r] = row <= work.last_row ? queries.positions[row / queries.g] : -1;
     rows.highest[r] = sinks != nullptr ? sinks[work.head * queries.g + row % queries.g] : -INFINITY;
     rows.sum[r] = sinks != nullptr && work.lane == 0 ? 1.0F : 0.0F;
 #pragma unroll
-    for (int s = 0; s < kSlots; ++s) rows.out[r][s] = 0.0F;
+    for (int s = 0; s < S::kSlots; ++s) rows.out[r][s] = 0.0F;
   }
 }
 
 /// Dot products -> scores of the pairs that count in this reading of the tile; -infinity for the others.
-template <int kSlots>
-__device__ void mask_scores(const RowState<kSlots>& rows, std::int64_t key, bool decoded, const MixedCache& cache,
-                            float scale, float (&scores)[kRowsPerWarp]) {
+template <class S>
+__device__ void mask_scores(const RowState<S>& rows, std::int64_t key, bool decoded, const MixedCache& cache,
+                            float scale, float (&scores)[S::kRows]) {
   const float cap = cache.scores.soft_cap;
   const std::int64_t reach = cache.scores.reach;
 #pragma unroll
-  for (int r = 0; r < kRowsPerWarp; ++r) {
+  for (int r = 0; r < S::kRows; ++r) {
     const std::int64_t position = rows.position[r];
     const bool counts =
         key <= position && (reach == 0 || position - key < reach) && in_window(key, position, cache.windows) != decoded;
@@ -157,17 +177,17 @@ __device__ void mask_scores(const RowState<kSlots>& rows, std::int64_t key, bool
 }
 
 /// out (queries, KV heads, g, dim) = what the rows have summed, divided by the sum of their weights.
-template <int kSlots>
-__device__ void store_rows(const Work& work, const RowState<kSlots>& rows, int g, int kv_heads, int dim, bool round,
+template <class S>
+__device__ void store_rows(const Work<S>& work, const RowState<S>& rows, int g, int kv_heads, int dim, bool round,
                            float* out) {
 #pragma unroll
-  for (int r = 0; r < kRowsPerWarp; ++r) {
+  for (int r = 0; r < S::kRows; ++r) {
     const float sum = warp_sum(rows.sum[r]);
     if (rows.position[r] < 0) continue;
     const std::int64_t row = work.first_row + work.first_of_warp + r;  // = query * g + head among the g
     const std::int64_t out_row = (row / g * kv_heads + work.head) * g + row % g;
 #pragma unroll
-    for (int s = 0; s < kSlots; ++s) {
+    for (int s = 0; s < S::kSlots; ++s) {
       const int channel = work.lane + s * kWarp;
       if (channel >= dim) continue;
       const float value = rows.out[r][s] / sum;
@@ -176,16 +196,19 @@ __device__ void store_rows(const Work& work, const RowState<kSlots>& rows, int g
   }
 }
 
-template <int kSlots>
+template <class S>
 __global__ void __launch_bounds__(kWarps* kWarp, 2)
     mixed_attention_rows(CacheQueries queries, MixedCache cache, bool round_outputs, float* out) {
   extern __shared__ float4 shared[];
   const int width = padded(cache.key.stored.dim), stride = key_stride(cache.key.stored.dim);
-  float* const q_tile = reinterpret_cast<float*>(shared);       // (kRows, width)
-  float* const value_tile = q_tile + kRows * width;             // (kTile, 32 * kSlots)
-  float* const key_tile = value_tile + kTile * kSlots * kWarp;  // (kTile, stride)
-  const Work work(queries);
-  RowState<kSlots> rows;
+  constexpr int kValueWidth = S::kSlots * kWarp;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  float* const q_tile = reinterpret_cast<float*>(shared);         // (kBlockRows, width)
+  float* const weight_tile = q_tile + S::kBlockRows * width;      // (kBlockRows, kTile)
+  float* const value_tile = weight_tile + S::kBlockRows * kTile;  // (kTile, kValueWidth)
+  float* const key_tile = value_tile + kTile * kValueWidth;       // (kTile, stride)
+  const Work<S> work(queries);
+  RowState<S> rows;
   load_queries(work, queries, width, q_tile);
   begin_rows(work, queries, cache.scores.sinks, rows);
 
@@ -199,13 +222,13 @@ __global__ void __launch_bounds__(kWarps* kWarp, 2)
       if (!(decoded ? needed.decoded : needed.stored)) continue;
       __syncthreads();  // nobody reads the last tile any more
       load_tile(cache.key, work.head, first, cache.keys, decoded, width, stride, key_tile);
-      load_tile(cache.value, work.head, first, cache.keys, decoded, kSlots * kWarp, kSlots * kWarp, value_tile);
+      load_tile(cache.value, work.head, first, cache.keys, decoded, kValueWidth, kValueWidth, value_tile);
       __syncthreads();
-      float weights[kRowsPerWarp];
+      float weights[S::kRows];
       dot_products(q_tile + work.first_of_warp * width, key_tile + work.lane * stride, width, weights);
       mask_scores(rows, first + work.lane, decoded, cache, scale, weights);
       update_softmax(rows, weights);
-      add_values(rows, weights, value_tile, work.lane);
+      add_values(rows, weights, value_tile, work.lane, weight_tile + warp * S::kRows * kTile);
     }
   }
   store_rows(work, rows, queries.g, cache.kv_heads, cache.value.stored.dim, round_outputs, out);
@@ -213,17 +236,22 @@ __global__ void __launch_bounds__(kWarps* kWarp, 2)
 
 using Kernel = void (*)(CacheQueries, MixedCache, bool, float*);
 
-/// The kernel whose lanes have room for the outputs, and how many channels each has.
+/// The kernel whose lanes have room for the outputs, and its shared memory beside keys and queries.
 struct Choice {
   Kernel kernel;
-  int slots;
+  int slots, block_rows;
 };
-Choice choose(int value_dim) {
-  if (value_dim <= 64) return {mixed_attention_rows<2>, 2};
-  if (value_dim <= 96) return {mixed_attention_rows<3>, 3};
-  if (value_dim <= 128) return {mixed_attention_rows<4>, 4};
-  if (value_dim <= 192) return {mixed_attention_rows<6>, 6};
-  return {mixed_attention_rows<8>, 8};
+template <class S>
+Choice choice() {
+  return {mixed_attention_rows<S>, S::kSlots, S::kBlockRows};
+}
+/// dim: of keys or of values, whichever is larger. Large heads leave room for fewer rows.
+Choice choose(int dim) {
+  if (dim <= 64) return choice<Shape<2, 8>>();
+  if (dim <= 96) return choice<Shape<3, 8>>();
+  if (dim <= 128) return choice<Shape<4, 8>>();
+  if (dim <= 192) return choice<Shape<6, 4>>();
+  return choice<Shape<8, 4>>();
 }
 
 void check_dim(int dim) {
@@ -240,12 +268,13 @@ void mixed_attention(const Context& context, const CacheQueries& queries, const 
   check_dim(cache.value.stored.dim);
   const std::int64_t rows = queries.count * queries.g;
   if (rows == 0) return;
-  const auto [kernel, slots] = choose(cache.value.stored.dim);
-  const std::size_t floats = static_cast<std::size_t>(kRows * padded(cache.key.stored.dim) + kTile * slots * kWarp +
-                                                      kTile * key_stride(cache.key.stored.dim));
+  const int dim = cache.key.stored.dim;
+  const auto [kernel, slots, block_rows] = choose(std::max(dim, cache.value.stored.dim));
+  const auto floats =
+      static_cast<std::size_t>(block_rows * (padded(dim) + kTile) + kTile * (slots * kWarp + key_stride(dim)));
   const auto bytes = static_cast<int>(floats * sizeof(float));
   OSCAR_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-  const dim3 grid(static_cast<unsigned>((rows + kRows - 1) / kRows), static_cast<unsigned>(cache.kv_heads));
+  const dim3 grid(static_cast<unsigned>((rows + block_rows - 1) / block_rows), static_cast<unsigned>(cache.kv_heads));
   kernel<<<grid, kWarps * kWarp, floats * sizeof(float), context.stream()>>>(queries, cache, round_outputs, out);
   OSCAR_CUDA_LAUNCHED("mixed_attention_rows");
 }

@@ -185,7 +185,8 @@ class Bench:
                 if not self.folder.exists() or all(self.has(table, row, length) or not self.is_asked_for(row) for row in rows.values()):
                     continue
                 named = {**(BASELINES if number == 0 else {}), **rows}
-                for method, row in measure(length, ",".join(BASELINES) if number == 0 and not self.options.only else "none").items():
+                others = [name for name, title in BASELINES.items() if number == 0 and self.is_asked_for(title)]
+                for method, row in measure(length, ",".join(others) or "none").items():
                     self.keep(table, {"name": named[method], "on": length, **row})
 
     def long(self, length, compare):

@@ -245,7 +245,7 @@ class FeaturesTest(ServedModel):
         self.check_hybrid(self.hybrid(name, lambda attention: attention.o_proj.weight.data.mul_(2), num_hidden_layers=4, head_dim=64,
                                       layer_types=["linear_attention", "full_attention"] * 2, **sizes, **others),
                           *(("--gdn-prefill-backend", "triton") if ON_CUDA else ()))  # FlashInfer's is compiled when it is asked for
-        self.assertGreater(int(re.search(r"a block has (\d+) tokens", self.said())[1]), 640)
+        self.assertGreater(int(re.search(r"a block has (\d+) tokens", self.said())[1]), 320 if ON_CUDA else 640)  # CPUs have states in float32
         self.assertGreater(self.cache_tokens(), 2_500_000)  # 838,860 in bfloat16
         self.assertIn("blocks of 16 tokens; decode steps", self.said())
 

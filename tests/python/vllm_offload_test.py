@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Packed pages that a real vLLM on the CPU moves to the host and back, by its OffloadingConnector and the copies of host_blocks.py:
+"""Packed pages that a real vLLM moves to the host and back, by its OffloadingConnector and, on the CPU, the copies of host_blocks.py:
 vllm_offload_test.py [OffloadTest.test_…]"""
 import json
 
 from sample_sets import PROJECT, sample_set
-from vllm_serving import IDS, ServedModel, main
+from vllm_serving import IDS, ON_CUDA, ServedModel, main
 
 CHUNK_BYTES = 12288  # of a page of 32 tokens of the sample model, as vLLM rounds them up
 
@@ -13,7 +13,7 @@ class OffloadTest(ServedModel):
     def serve(self, chunks):
         """A cache of 40 blocks, and a host of so many."""
         self.journal = self.folder / "journal"
-        more = {"spec_name": "HostBlocks", "spec_module_path": "host_blocks", "cpu_bytes_to_use": CHUNK_BYTES * chunks}
+        more = {"cpu_bytes_to_use": CHUNK_BYTES * chunks} | ({} if ON_CUDA else {"spec_name": "HostBlocks", "spec_module_path": "host_blocks"})
         transfer = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": more}
         python = f"{self.environment()['PYTHONPATH']}:{PROJECT / 'tests/python'}"
         self.served("--num-gpu-blocks-override", "40", "--max-model-len", "1024", "--max-num-batched-tokens", "672", "--kv-transfer-config",
@@ -21,7 +21,9 @@ class OffloadTest(ServedModel):
         self.prompts = [IDS[i:i + 700] for i in (0, 5000, 9000, 20000)]  # of which the cache holds one
 
     def moved(self):
-        """Pages that were loaded, each with the bytes that were stored last in its chunk."""
+        """Pages that were loaded, on the CPU each with the bytes that were stored last in its chunk."""
+        if ON_CUDA:
+            return self.metric("vllm:external_prefix_cache_hits_total") / 32
         held, loads = {}, 0
         for move, chunk, digest in map(json.loads, self.journal.read_text().splitlines()):
             if move == "store":

@@ -81,7 +81,7 @@ class ServedModel(unittest.TestCase):
     def environment(self):
         own = {name: value for name, value in os.environ.items() if not name.startswith(("OSCAR_", "VLLM_"))}
         paths = [str(NEXT)] * (NEXT is not None) + [str(PROJECT / "apps/python"), str(self.folder)]
-        return own | {"PYTHONPATH": ":".join(paths), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1",
+        return own | {"PYTHONPATH": ":".join(paths), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "OSCAR_BINARY": BINARY,
                       "OSCAR_TORCH_LIBRARY": os.environ["OSCAR_TORCH_LIBRARY"],
                       "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
 

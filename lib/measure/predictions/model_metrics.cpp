@@ -18,12 +18,13 @@
 namespace oscar {
 namespace {
 
-/// Logits of one run that a thread holds at a time.
-constexpr std::size_t kBlockBytes = 32U << 20;
+/// Logits of one run that a thread holds at a time; of a GPU's all threads together have pinned memory.
+constexpr std::size_t kBlockBytes = 32U << 20, kGpuBlockBytes = 8U << 20;
 
 /// Positions whose logits fill a block.
-std::size_t positions_at_once(std::size_t vocab) {
-  return std::max<std::size_t>(kBlockBytes / (vocab * sizeof(float)), 1);
+std::size_t positions_at_once(const ModelRunner& runner) {
+  const std::size_t bytes = static_cast<std::size_t>(runner.config().vocab_size) * sizeof(float);
+  return std::max<std::size_t>((runner.keeps_host_memory() ? kGpuBlockBytes : kBlockBytes) / bytes, 1);
 }
 
 /// Neighbouring positions of one text.
@@ -31,8 +32,7 @@ struct Block {
   std::size_t text, first, count;
 };
 
-std::vector<Block> blocks_of(std::span<const TokenSequence> texts, std::size_t vocab) {
-  const std::size_t largest = positions_at_once(vocab);
+std::vector<Block> blocks_of(std::span<const TokenSequence> texts, std::size_t largest) {
   std::vector<Block> blocks;
   for (std::size_t i = 0; i < texts.size(); ++i) {
     const std::size_t positions = texts[i].size() - 1;
@@ -46,8 +46,9 @@ std::vector<Block> blocks_of(std::span<const TokenSequence> texts, std::size_t v
 /// Logits of a block, in memory that a GPU's copies reach at full speed.
 class BlockLogits {
  public:
-  BlockLogits(const ModelRunner& runner, std::size_t vocab)
-      : vocab_(vocab), memory_(runner.host_memory(positions_at_once(vocab) * vocab * sizeof(float))) {}
+  explicit BlockLogits(const ModelRunner& runner)
+      : vocab_(static_cast<std::size_t>(runner.config().vocab_size)),
+        memory_(runner.host_memory(positions_at_once(runner) * vocab_ * sizeof(float))) {}
 
   void read(const FinalStates& states, const Block& block) {
     states.logits(block.text, static_cast<std::int64_t>(block.first), {data(), block.count * vocab_});
@@ -61,21 +62,6 @@ class BlockLogits {
   std::shared_ptr<std::byte> memory_;
 };
 
-/// Fills the figures of a block of positions; rows are shared among threads unless this is a thread of many.
-void compare_block(const Block& block, const TokenSequence& text, const BlockLogits& exact, const BlockLogits& other,
-                   TextFigures& figures) {
-  const std::size_t parts = std::min(block.count, static_cast<std::size_t>(num_threads()));
-  parallel_for(parts, [&](std::size_t part) {
-    TokenDistribution p, q;
-    for (std::size_t i = part * block.count / parts; i < (part + 1) * block.count / parts; ++i) {
-      p.read(exact.row(i));
-      q.read(other.row(i));
-      const std::size_t position = block.first + i;
-      figures[position] = compare(p, q, static_cast<std::size_t>(text[position + 1]));
-    }
-  });
-}
-
 /// Compares what runs of one model over the same texts predict, block of positions by block: the logits of whole texts
 /// would take gigabytes.
 /// Returns the figures of each run in `runs` beside those of exact attention, [run][text]. Texts have two tokens or
@@ -83,23 +69,26 @@ void compare_block(const Block& block, const TokenSequence& text, const BlockLog
 std::vector<std::vector<TextFigures>> compare_states(const ModelRunner& runner, std::span<const TokenSequence> texts,
                                                      const FinalStates& exact,
                                                      std::span<const FinalStates* const> runs) {
-  const auto vocab = static_cast<std::size_t>(runner.config().vocab_size);
-  const std::vector<Block> blocks = blocks_of(texts, vocab);
+  const std::vector<Block> blocks = blocks_of(texts, positions_at_once(runner));
   std::vector<std::vector<TextFigures>> figures(runs.size(), std::vector<TextFigures>(texts.size()));
   for (std::vector<TextFigures>& run : figures) {
     for (std::size_t i = 0; i < texts.size(); ++i) run[i].resize(texts[i].size() - 1);
   }
-  const int calls = exact.concurrent_calls() > 0 ? exact.concurrent_calls() : num_threads();
   std::atomic<std::size_t> next = 0;
-  parallel_for(std::min(blocks.size(), static_cast<std::size_t>(calls)), [&](std::size_t) {
-    BlockLogits exact_logits(runner, vocab), logits(runner, vocab);
+  parallel_for(std::min(blocks.size(), static_cast<std::size_t>(num_threads())), [&](std::size_t) {
+    BlockLogits exact_logits(runner), logits(runner);
+    TokenDistribution p, q;
     for (std::size_t b = next++; b < blocks.size(); b = next++) {
       throw_if_interrupted();
-      const Block& block = blocks[b];
-      exact_logits.read(exact, block);
+      const auto& [text, first, count] = blocks[b];
+      exact_logits.read(exact, blocks[b]);
       for (std::size_t run = 0; run < runs.size(); ++run) {
-        logits.read(*runs[run], block);
-        compare_block(block, texts[block.text], exact_logits, logits, figures[run][block.text]);
+        logits.read(*runs[run], blocks[b]);
+        for (std::size_t i = 0; i < count; ++i) {
+          p.read(exact_logits.row(i));
+          q.read(logits.row(i));
+          figures[run][text][first + i] = compare(p, q, static_cast<std::size_t>(texts[text][first + i + 1]));
+        }
       }
     }
   });

@@ -139,11 +139,8 @@ class TorchDecoder : public Decoder {
     call([&] {
       const MixerSpec& m = ours(layer).block().mixer;
       const at::Tensor x = here(hidden);
-      keep(
-          hidden,
-          x + attention_output(
-                  ours(layer),
-                  floats_from(attention, {x.size(0), m.num_heads, m.value_dim}).to(x.device()).to(x.scalar_type()), x));
+      const at::Tensor out = floats_on(x.device(), attention, {x.size(0), m.num_heads, m.value_dim});
+      keep(hidden, x + attention_output(ours(layer), out.to(x.scalar_type()), x));
     });
   }
 

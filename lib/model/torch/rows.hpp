@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/core/Event.h>
 
 #include <algorithm>
@@ -97,13 +98,12 @@ struct HiddenRows : Rows {
   return x;
 }
 
-/// The caller's floats, in libtorch's own memory, whose alignment never changes: the matrix library picks its code by
-/// alignment, and results must not depend on where a caller's buffer happens to lie.
-[[nodiscard]] inline at::Tensor floats_from(std::span<const float> values, at::IntArrayRef shape) {
-  at::Tensor tensor = at::empty(shape, at::kFloat);
+/// The caller's floats on a device, in libtorch's own memory, whose alignment never changes: the matrix library picks
+/// its code by alignment, and results must not depend on where a caller's buffer happens to lie.
+[[nodiscard]] inline at::Tensor floats_on(c10::Device place, std::span<const float> values, at::IntArrayRef shape) {
+  at::Tensor tensor = at::empty(shape, at::TensorOptions(at::kFloat).device(place));
   OSCAR_CHECK(static_cast<std::size_t>(tensor.numel()) == values.size());
-  std::memcpy(tensor.data_ptr(), values.data(), values.size_bytes());
-  return tensor;
+  return tensor.copy_(at::from_blob(const_cast<float*>(values.data()), shape, at::kFloat));
 }
 
 /// Writes a tensor of floats; nothing if it is undefined.
