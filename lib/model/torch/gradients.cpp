@@ -255,21 +255,21 @@ std::vector<at::Tensor> likelihood_gradients(const Weights& head, const at::Tens
     const at::AutoGradMode differentiable(true);
     const at::Tensor x = leaf(hidden.narrow(0, begin, count)), normed = head.norm(x, "norm");
     const at::AutoGradMode untracked(false);
-    at::Tensor sums = at::linear(normed.detach(), matrix).to(at::kFloat);  // logits, then e^logit, then sums of these
+    at::Tensor sums = at::linear(normed.detach(), matrix).to(at::kFloat);  // logits, then sums of e^logit
     const at::Tensor slope = finish_logits(head, sums);
-    sums.sub_(sums.amax(-1, true)).exp_();
-    // A log-likelihood is the token's logit less the logarithm of a sum, whose gradient is the same for all tokens.
-    const bool is_even = slope.dim() == 0;
-    const at::Tensor of_sum =
-        at::matmul((is_even ? sums : sums * slope).to(matrix.scalar_type()), matrix).to(at::kFloat) /
-        sums.sum(-1, true);
-    sums.cumsum_(-1);
+    sums.sub_(sums.amax(-1, true)).exp_().cumsum_(-1);
+    const at::Tensor total = sums.narrow(-1, sums.size(-1) - 1, 1);
     for (std::size_t i = 0; i < draws.size(); ++i) {
-      const at::Tensor numbers = at::from_blob(const_cast<float*>(draws[i].data()) + begin, {count, 1}, at::kFloat);
-      const at::Tensor levels = numbers.to(hidden.device()) * sums.narrow(-1, sums.size(-1) - 1, 1);
-      const at::Tensor drawn = at::searchsorted(sums, levels, false, /*right=*/true).clamp_max(sums.size(-1) - 1);
-      const at::Tensor of_drawn = matrix.index_select(0, drawn.flatten()).to(at::kFloat);
-      const at::Tensor gradient = is_even ? (of_drawn - of_sum) * slope : of_drawn * slope.gather(-1, drawn) - of_sum;
+      // The gradient of the logit of a token that is drawn.
+      const auto by_drawn = [&](std::int64_t first) {
+        const at::Tensor numbers =
+            at::from_blob(const_cast<float*>(draws[i].data()) + first + begin, {count, 1}, at::kFloat);
+        const at::Tensor levels = numbers.to(hidden.device()) * total;
+        const at::Tensor drawn = at::searchsorted(sums, levels, false, /*right=*/true).clamp_max(sums.size(-1) - 1);
+        const at::Tensor own = slope.dim() == 0 ? slope : slope.gather(-1, drawn);
+        return matrix.index_select(0, drawn.flatten()).to(at::kFloat) * own;
+      };
+      const at::Tensor gradient = (by_drawn(0) - by_drawn(rows)) * std::sqrt(0.5);
       normed.backward(gradient.to(normed.scalar_type()), /*retain_graph=*/true);
       parts[i].push_back(take_gradient(x));
     }

@@ -31,12 +31,15 @@ class MovedModel {
     draw();
   }
 
-  /// The sum of log-likelihoods of the drawn tokens.
+  /// The sum of log p(a) - log p(b), over sqrt(2), of the drawn tokens.
   [[nodiscard]] double likelihood(const Move& move, double amount) {
     double sum = 0;
     const std::vector<double> rows = log_likelihoods(move, amount);
-    for (std::size_t t = 0; t < drawn_.size(); ++t) sum += rows[t * vocab() + drawn_[t]];
-    return sum;
+    const std::size_t tokens = tokens_[0].size();
+    for (std::size_t t = 0; t < tokens; ++t) {
+      sum += rows[t * vocab() + drawn_[t]] - rows[t * vocab() + drawn_[tokens + t]];
+    }
+    return sum / std::sqrt(2.0);
   }
 
  private:
@@ -45,10 +48,11 @@ class MovedModel {
   void draw() {
     const std::vector<double> rows = log_likelihoods({}, 0);
     const std::vector<float> draws = draws_for(0, tokens_[0].size());
-    for (std::size_t t = 0; t < draws.size(); ++t) {
+    for (std::size_t n = 0; n < draws.size(); ++n) {
+      const std::size_t t = n % tokens_[0].size();
       double sum = 0;
       std::size_t token = 0;
-      while (token + 1 < vocab() && (sum += std::exp(rows[t * vocab() + token])) <= draws[t]) ++token;
+      while (token + 1 < vocab() && (sum += std::exp(rows[t * vocab() + token])) <= draws[n]) ++token;
       drawn_.push_back(token);
     }
   }
