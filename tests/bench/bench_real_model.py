@@ -81,8 +81,9 @@ class Bench:
     def verify(self, compare, *data):
         """Seconds, and the figures of methods and of the set's parts, by name."""
         report = self.work / "verify.json"
-        seconds = self.oscar("verify", self.folder, "--model", self.options.model, "--max-queries", self.document["queries_per_layer"],
-                             "--compare", compare, "--no-record", "--no-default-limits", *data, f"--json={report}")
+        queries = ["--max-queries", self.document["queries_per_layer"]] if "--tokens" in data else []
+        seconds = self.oscar("verify", self.folder, "--model", self.options.model, "--compare", compare, "--no-record", "--no-default-limits",
+                             *queries, *data, f"--json={report}")
         print(f"  {Path(data[1]).stem}, {compare}: {seconds:.1f} s", file=sys.stderr, flush=True)
         return seconds, {method["name"]: method for method in json.loads(report.read_text())["methods"]}
 

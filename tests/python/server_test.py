@@ -224,6 +224,7 @@ class ServerTest(unittest.TestCase):
             return [(span.tokens.start, span.text.tolist()) for span in steps.spans(common)]
 
         steps = vllm_plugin.Steps()
+        self.assertEqual(steps.spans(step(("newa", 0, 70, 4))[1]), [])  # a server that tries its kernels out, before the first step
         first = list(range(4))
         # b has a beginning in the cache; c is a decode step by its second token.
         self.assertEqual(texts(("newa", 0, 70, 4), ("newb", 16, 20, 4), ("newc", 0, 4, 4)), [(0, first), (8, first)])

@@ -51,7 +51,8 @@ class OffloadTest(ServedModel):
         answers = self.complete_all(shorter, 250)
         self.assertGreater(self.metric("vllm:num_preemptions_total"), 0)
         self.assertLess(self.difference(shorter, answers, path), 0.05)
-        self.assertGreater(self.moved(), 4 * 21)
+        if not ON_CUDA:  # of requests that made room vLLM's metric says nothing
+            self.assertGreater(self.moved(), 4 * 21)
         self.assertNotIn("without their exact rows", self.said())
 
     def test_a_host_with_little_memory(self):

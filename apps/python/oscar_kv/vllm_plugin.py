@@ -11,6 +11,7 @@ Non-goals: speculative decoding, whose drafts are not in the scheduler's output.
 import logging
 from collections.abc import Callable
 from functools import cache
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,8 @@ class Steps:
 
     def spans(self, common: Any) -> list[Span]:
         """Of a step's CommonAttentionMetadata: the prompts that begin in it and were not computed before. Which has which text does not
-        matter among those of one length. Raises ValueError if it does not tell prompts."""
+        matter among those of one length; what has none is no request, as where a server tries its kernels out before it serves. Raises
+        ValueError if it does not tell prompts."""
         prefilling = getattr(common, "is_prefilling", None)
         if prefilling is None:
             raise ValueError("this version of vLLM does not tell prompts from decode steps (CommonAttentionMetadata.is_prefilling); "
@@ -55,9 +57,9 @@ class Steps:
         lengths = common.seq_lens_cpu_upper_bound
         lengths = (common.seq_lens if lengths is None else lengths).tolist()
         starts, texts = common.query_start_loc_cpu.tolist(), {count: iter(own) for count, own in self._texts.items()}
-        return [Span(slice(begin, end), next(texts.get(length, iter(())), None))
+        return [Span(slice(begin, end), text)
                 for begin, end, is_prompt, length in zip(starts, starts[1:], prefilling.tolist(), lengths)
-                if is_prompt and length == end - begin and length not in self._again]
+                if is_prompt and length == end - begin and length not in self._again for text in islice(texts.get(length, ()), 1)]
 
 
 def builder_of(backend: Any, steps: Steps, guard: _Guard) -> type:

@@ -18,7 +18,7 @@
 namespace oscar {
 namespace {
 
-/// Logits of one run that a thread holds at a time; of a GPU's all threads together have pinned memory.
+/// Logits of one run that a thread holds at a time.
 constexpr std::size_t kBlockBytes = 32U << 20, kGpuBlockBytes = 8U << 20;
 
 /// Positions whose logits fill a block.

@@ -53,7 +53,7 @@ TEST_CASE("gradients by the history of caches on a GPU equal those on the CPU") 
     // First on the GPU: what differentiates on the CPU settles for a libtorch without its CUDA part.
     const auto gpu = gradients_of(folder, {.device = "cuda", .dtype = "float32"});
     const double error = test::distance(gpu, gradients_of(folder, {}));
-    CHECK_MESSAGE(error < 1e-3, name);
+    CHECK_MESSAGE(error < 3e-3, name);  // states behind many rows are off by 2^-16 of their terms, which gradients feel
     MESSAGE(name << ": " << error);
   });
 }
