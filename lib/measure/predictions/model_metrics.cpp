@@ -10,7 +10,6 @@
 #include <string>
 
 #include "base/errors.hpp"
-#include "base/exp.hpp"
 #include "base/text.hpp"
 #include "base/threads.hpp"
 #include "measure/attention/attention_metrics.hpp"
@@ -18,80 +17,33 @@
 namespace oscar {
 namespace {
 
-/// Logits of one run that a thread holds at a time.
-constexpr std::size_t kBlockBytes = 32U << 20, kGpuBlockBytes = 8U << 20;
-
-/// Positions whose logits fill a block.
-std::size_t positions_at_once(const ModelRunner& runner) {
-  const std::size_t bytes = static_cast<std::size_t>(runner.config().vocab_size) * sizeof(float);
-  return std::max<std::size_t>((runner.keeps_host_memory() ? kGpuBlockBytes : kBlockBytes) / bytes, 1);
-}
-
-/// Neighbouring positions of one text.
-struct Block {
-  std::size_t text, first, count;
-};
-
-std::vector<Block> blocks_of(std::span<const TokenSequence> texts, std::size_t largest) {
-  std::vector<Block> blocks;
-  for (std::size_t i = 0; i < texts.size(); ++i) {
-    const std::size_t positions = texts[i].size() - 1;
-    for (std::size_t first = 0; first < positions; first += largest) {
-      blocks.push_back({i, first, std::min(largest, positions - first)});
-    }
-  }
-  return blocks;
-}
-
-/// Logits of a block, in memory that a GPU's copies reach at full speed.
-class BlockLogits {
- public:
-  explicit BlockLogits(const ModelRunner& runner)
-      : vocab_(static_cast<std::size_t>(runner.config().vocab_size)),
-        memory_(runner.host_memory(positions_at_once(runner) * vocab_ * sizeof(float))) {}
-
-  void read(const FinalStates& states, const Block& block) {
-    states.logits(block.text, static_cast<std::int64_t>(block.first), {data(), block.count * vocab_});
-  }
-  [[nodiscard]] std::span<const float> row(std::size_t i) const { return {data() + i * vocab_, vocab_}; }
-
- private:
-  [[nodiscard]] float* data() const { return reinterpret_cast<float*>(memory_.get()); }
-
-  std::size_t vocab_;
-  std::shared_ptr<std::byte> memory_;
-};
-
-/// Compares what runs of one model over the same texts predict, block of positions by block: the logits of whole texts
-/// would take gigabytes.
-/// Returns the figures of each run in `runs` beside those of exact attention, [run][text]. Texts have two tokens or
-/// more.
-std::vector<std::vector<TextFigures>> compare_states(const ModelRunner& runner, std::span<const TokenSequence> texts,
+/// Compares what runs of one model over the same texts predict, some neighbouring positions at a time: the logits of
+/// whole texts would take gigabytes. Returns the figures of each run in `runs` beside those of exact attention,
+/// [run][text]. Texts have two tokens or more.
+std::vector<std::vector<TextFigures>> compare_states(const ModelConfig& config, std::span<const TokenSequence> texts,
                                                      const FinalStates& exact,
                                                      std::span<const FinalStates* const> runs) {
-  const std::vector<Block> blocks = blocks_of(texts, positions_at_once(runner));
+  constexpr std::size_t kLogits = std::size_t{1} << 24;  // of one run, at a time
+  const std::size_t at_once = std::max<std::size_t>(kLogits / static_cast<std::size_t>(config.vocab_size), 1);
   std::vector<std::vector<TextFigures>> figures(runs.size(), std::vector<TextFigures>(texts.size()));
-  for (std::vector<TextFigures>& run : figures) {
-    for (std::size_t i = 0; i < texts.size(); ++i) run[i].resize(texts[i].size() - 1);
+  std::vector<std::pair<std::size_t, std::size_t>> blocks;  // text, first position
+  for (std::size_t text = 0; text < texts.size(); ++text) {
+    const std::size_t positions = texts[text].size() - 1;
+    for (std::vector<TextFigures>& run : figures) run[text].resize(positions);
+    for (std::size_t first = 0; first < positions; first += at_once) blocks.emplace_back(text, first);
   }
-  std::atomic<std::size_t> next = 0;
-  parallel_for(std::min(blocks.size(), static_cast<std::size_t>(num_threads())), [&](std::size_t) {
-    BlockLogits exact_logits(runner), logits(runner);
-    TokenDistribution p, q;
-    for (std::size_t b = next++; b < blocks.size(); b = next++) {
-      throw_if_interrupted();
-      const auto& [text, first, count] = blocks[b];
-      exact_logits.read(exact, blocks[b]);
-      for (std::size_t run = 0; run < runs.size(); ++run) {
-        logits.read(*runs[run], blocks[b]);
-        for (std::size_t i = 0; i < count; ++i) {
-          p.read(exact_logits.row(i));
-          q.read(logits.row(i));
-          figures[run][text][first + i] = compare(p, q, static_cast<std::size_t>(texts[text][first + i + 1]));
-        }
-      }
-    }
-  });
+  parallel_for(
+      blocks.size(),
+      [&](std::size_t b) {
+        throw_if_interrupted();
+        const auto [text, first] = blocks[b];
+        const std::size_t count = std::min(at_once, texts[text].size() - 1 - first);
+        std::vector<std::span<PositionFigures>> out;
+        for (std::vector<TextFigures>& run : figures) out.push_back(std::span(run[text]).subspan(first, count));
+        const auto next = std::span(texts[text]).subspan(first + 1, count);
+        exact.compare(text, static_cast<std::int64_t>(first), next, runs, out);
+      },
+      exact.concurrent_calls());
   return figures;
 }
 
@@ -168,7 +120,7 @@ std::vector<std::vector<TextFigures>> run_texts(Setting& setting, std::span<cons
   if (exact == nullptr) exact = run_one(nullptr);
   std::vector<const FinalStates*> states;
   for (const KvMethod* method : methods) states.push_back(method != nullptr ? run_one(method) : exact);
-  return compare_states(setting.runner, batch, *exact, states);
+  return compare_states(setting.runner.config(), batch, *exact, states);
 }
 
 /// Needles and then quotations: sequences that end with answers. Of a needle's the last token (the full stop) does not
@@ -285,61 +237,13 @@ std::vector<ModelMetrics> measure_model(ModelRunner& runner, const ModelData& da
   return metrics;
 }
 
-/// llama.cpp counts tokens whose exact log-probability is above this only.
-constexpr double kLowestCounted = -16;
-/// Sums run side by side, so that the processor's vectors hold them; as many on every machine.
-constexpr std::size_t kSums = 16;
-
-/// Returns the highest of the row, and out = row - that.
-OSCAR_VECTOR_CLONES float shift_by_highest(const float* row, std::size_t count, double* out) {
-  const float highest = highest_of(row, count);
-  for (std::size_t i = 0; i < count; ++i) out[i] = row[i] - double{highest};
-  return highest;
-}
-
-OSCAR_VECTOR_CLONES double sum_of(const double* values, std::size_t count) {
-  std::array<double, kSums> sums{};
-  const std::size_t whole = count / kSums * kSums;
-  for (std::size_t i = 0; i < whole; i += kSums) {
-    for (std::size_t j = 0; j < kSums; ++j) sums[j] += values[i + j];
-  }
-  for (std::size_t i = whole; i < count; ++i) sums[0] += values[i];
-  return std::accumulate(sums.begin(), sums.end(), 0.0);
-}
-
-/// sum of w_i (a_i - b_i + shift) over a_i > lowest.
-OSCAR_VECTOR_CLONES double weighted_differences(const double* w, const float* a, const float* b, double shift,
-                                                double lowest, std::size_t count) {
-  std::array<double, kSums> sums{};
-  const auto term = [&](std::size_t i) { return a[i] > lowest ? w[i] * (double{a[i]} - double{b[i]} + shift) : 0.0; };
-  const std::size_t whole = count / kSums * kSums;
-  for (std::size_t i = 0; i < whole; i += kSums) {
-    for (std::size_t j = 0; j < kSums; ++j) sums[j] += term(i + j);
-  }
-  for (std::size_t i = whole; i < count; ++i) sums[0] += term(i);
-  return std::accumulate(sums.begin(), sums.end(), 0.0);
-}
-
 void TokenDistribution::read(std::span<const float> logits) {
   logits_ = logits;
-  weights_.resize(logits.size());
-  const float highest = shift_by_highest(logits.data(), logits.size(), weights_.data());
-  top_ = static_cast<std::size_t>(std::find(logits.begin(), logits.end(), highest) - logits.begin());
-  exp_in_place(weights_);
-  weight_sum_ = sum_of(weights_.data(), weights_.size());
-  log_sum_ = highest + std::log(weight_sum_);
-}
-
-double TokenDistribution::divergence(const TokenDistribution& other) const {
-  return weighted_differences(weights_.data(), logits_.data(), other.logits_.data(), other.log_sum_ - log_sum_,
-                              kLowestCounted + log_sum_, logits_.size()) /
-         weight_sum_;
-}
-
-PositionFigures compare(const TokenDistribution& exact, const TokenDistribution& quantised, std::size_t next) {
-  const double log_p = exact.log_probability(next), log_q = quantised.log_probability(next);
-  return {-log_q, log_p - log_q, exact.divergence(quantised), std::exp(log_q) - std::exp(log_p),
-          exact.top() == quantised.top()};
+  const auto highest = std::max_element(logits.begin(), logits.end());  // the first of equals
+  top_ = static_cast<std::size_t>(highest - logits.begin());
+  double sum = 0;
+  for (const float logit : logits) sum += std::exp(double{logit} - double{*highest});
+  log_sum_ = *highest + std::log(sum);
 }
 
 void check_model_data(const ModelData& data) {

@@ -51,6 +51,17 @@ struct HistoryBuffers {
   std::span<float> key, value;
 };
 
+/// What a model predicts at one position of a text that has a next token, with a quantised cache beside exact
+/// attention, as llama.cpp's perplexity tool defines it (--kl-divergence). All logarithms are natural, all sums in
+/// fp64.
+struct PositionFigures {
+  double nll = 0;         // -log p^(next), with the quantised cache
+  double nll_change = 0;  // log p(next) - log p^(next), p with exact attention
+  double kld = 0;         // sum over tokens v with log p(v) > -16 of p(v) (log p(v) - log p^(v))
+  double dp = 0;          // p^(next) - p(next)
+  bool same_top = false;  // whether both find the same token the most likely one
+};
+
 class Decoder {
  public:
   virtual ~Decoder() = default;
@@ -127,6 +138,11 @@ class Decoder {
   /// Writes the logits (n, vocab_size) of tokens [first, first + n) of a sequence that has passed all layers.
   virtual void logits(const LoadedWeights& head, const Rows& hidden, std::int64_t first,
                       std::span<float> logits) const = 0;
+
+  /// Does what FinalStates::compare() says.
+  virtual void compare(const LoadedWeights& head, const Rows& exact, std::span<const Rows* const> others,
+                       std::int64_t first, std::span<const std::int32_t> next,
+                       std::span<const std::span<PositionFigures>> out) const = 0;
 
   /// Returns hidden states behind a whole layer of those before it, which stay.
   [[nodiscard]] virtual std::unique_ptr<Rows> behind(const LoadedWeights& layer, Experts experts,

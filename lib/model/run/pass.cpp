@@ -79,6 +79,15 @@ class DecodedStates : public FinalStates {
   void logits(std::size_t sequence, std::int64_t first, std::span<float> out) const override {
     decoder_.logits(*head_, *hidden_.at(sequence), first, out);
   }
+  void compare(std::size_t sequence, std::int64_t first, std::span<const std::int32_t> next,
+               std::span<const FinalStates* const> others,
+               std::span<const std::span<PositionFigures>> out) const override {
+    std::vector<const Rows*> rows;
+    for (const FinalStates* other : others) {
+      rows.push_back(static_cast<const DecodedStates*>(other)->hidden_.at(sequence).get());
+    }
+    decoder_.compare(*head_, *hidden_.at(sequence), rows, first, next, out);
+  }
   [[nodiscard]] int concurrent_calls() const override { return decoder_.concurrent_sequences(); }
 
  private:

@@ -42,6 +42,11 @@ class FinalStates {
   virtual ~FinalStates() = default;
   /// Writes the logits (n, vocab_size) of tokens [first, first + n) of a sequence. May be called concurrently.
   virtual void logits(std::size_t sequence, std::int64_t first, std::span<float> out) const = 0;
+  /// Compares what these states, and those of other runs over the same sequences, predict behind tokens
+  /// [first, first + n), where `next` follow: the figures of others[r] go to out[r], (n). May be called concurrently.
+  virtual void compare(std::size_t sequence, std::int64_t first, std::span<const std::int32_t> next,
+                       std::span<const FinalStates* const> others,
+                       std::span<const std::span<PositionFigures>> out) const = 0;
   /// Says how many calls at a time are worth while; 0: one a thread.
   [[nodiscard]] virtual int concurrent_calls() const = 0;
 };

@@ -200,6 +200,18 @@ class TorchDecoder : public Decoder {
     call([&] { write_logits(ours(head), here(hidden), first, logits); });
   }
 
+  void compare(const LoadedWeights& head, const Rows& exact, std::span<const Rows* const> others, std::int64_t first,
+               std::span<const std::int32_t> next, std::span<const std::span<PositionFigures>> out) const override {
+    call([&] {
+      const auto rows = [&](const Rows& of) {
+        return here(of).narrow(0, first, static_cast<std::int64_t>(next.size()));
+      };
+      std::vector<at::Tensor> states;
+      for (const Rows* other : others) states.push_back(rows(*other));
+      compare_predictions(ours(head), rows(exact), states, next, out);
+    });
+  }
+
   [[nodiscard]] std::unique_ptr<Rows> behind(const LoadedWeights& layer, Experts experts,
                                              const Rows& before) const override {
     return call([&] {

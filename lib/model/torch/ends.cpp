@@ -2,9 +2,12 @@
 #include "model/torch/ends.hpp"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/log_softmax.h>
 #include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/stack.h>
 
 #include <algorithm>
 
@@ -51,6 +54,8 @@ namespace {
 
 /// A CPU holds the products with so many rows of the head at a time, a GPU so many logits.
 constexpr std::int64_t kHeadBlock = 8192, kLogitsAtOnce = std::int64_t{1} << 24;
+/// Logits of which there are several numbers in fp64 at a time.
+constexpr std::int64_t kDoubles = std::int64_t{1} << 21;
 
 }  // namespace
 
@@ -91,6 +96,56 @@ void write_logits(const Weights& head, const at::Tensor& hidden, std::int64_t fi
     }
   }
   finish_logits(head, out);
+}
+
+namespace {
+
+/// What rows of logits predict, and where their most likely tokens are: log-probabilities (n, vocab_size) in fp64.
+struct Predictions {
+  at::Tensor logs, top;
+
+  explicit Predictions(const at::Tensor& logits)
+      : logs(at::log_softmax(logits, -1, at::kDouble)), top(logits.argmax(-1)) {}
+  [[nodiscard]] at::Tensor of(const at::Tensor& tokens) const { return logs.gather(-1, tokens).squeeze(-1); }
+};
+
+/// The fields of PositionFigures, (n, 5). tokens: (n, 1), those that came next.
+at::Tensor figures_of(const Predictions& p, const Predictions& q, const at::Tensor& tokens) {
+  constexpr double kLowestCounted = -16;  // llama.cpp counts tokens whose exact log-probability is above this only
+  const at::Tensor log_p = p.of(tokens), log_q = q.of(tokens);
+  const at::Tensor terms = (p.logs - q.logs).mul_(p.logs.exp()).masked_fill_(p.logs <= kLowestCounted, 0);
+  const at::Tensor same = (p.top == q.top).to(at::kDouble);
+  return at::stack({-log_q, log_p - log_q, terms.sum(-1), log_q.exp() - log_p.exp(), same}, 1);
+}
+
+}  // namespace
+
+void compare_predictions(const Weights& head, const at::Tensor& exact, std::span<const at::Tensor> others,
+                         std::span<const std::int32_t> next, std::span<const std::span<PositionFigures>> out) {
+  const auto logits_of = [&](const at::Tensor& hidden) {
+    at::Tensor logits = at::linear(head.norm(hidden, "norm"), head.at("head")).to(at::kFloat);
+    finish_logits(head, logits);
+    return logits;
+  };
+  const at::Tensor tokens = at::from_blob(const_cast<std::int32_t*>(next.data()), {exact.size(0), 1}, at::kInt)
+                                .to(at::kLong)
+                                .to(exact.device());
+  const at::Tensor exact_logits = logits_of(exact);
+  const std::int64_t at_once = std::max<std::int64_t>(1, kDoubles / exact_logits.size(1));
+  for (std::size_t run = 0; run < others.size(); ++run) {
+    const at::Tensor logits = logits_of(others[run]);
+    std::vector<at::Tensor> parts;
+    for (std::int64_t begin = 0; begin < logits.size(0); begin += at_once) {
+      const auto part = [&](const at::Tensor& x) { return x.narrow(0, begin, std::min(at_once, x.size(0) - begin)); };
+      parts.push_back(figures_of(Predictions(part(exact_logits)), Predictions(part(logits)), part(tokens)));
+    }
+    const at::Tensor figures = at::cat(parts).cpu();
+    const double* row = figures.const_data_ptr<double>();
+    for (PositionFigures& each : out[run]) {
+      each = {row[0], row[1], row[2], row[3], row[4] != 0};
+      row += figures.size(1);
+    }
+  }
 }
 
 }  // namespace oscar

@@ -26,6 +26,10 @@ namespace oscar {
 /// (T, hidden_size).
 void write_logits(const Weights& head, const at::Tensor& hidden, std::int64_t first, std::span<float> logits);
 
+/// Compares predictions, as FinalStates::compare() does, of rows (n, hidden_size) of one run with those of others.
+void compare_predictions(const Weights& head, const at::Tensor& exact, std::span<const at::Tensor> others,
+                         std::span<const std::int32_t> next, std::span<const std::span<PositionFigures>> out);
+
 /// Makes logits (T, vocab_size), in fp32, of products with the head's matrix: scales and soft-caps them as the model
 /// says. Returns by how much a logit changes with its product: a number for all, or one for each.
 at::Tensor finish_logits(const Weights& head, at::Tensor& logits);

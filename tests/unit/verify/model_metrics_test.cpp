@@ -11,6 +11,7 @@
 #include "measure/peers/baselines.hpp"
 #include "support/backend.hpp"
 #include "support/support.hpp"
+#include "unit/verify/text_figures.hpp"
 
 namespace oscar {
 namespace {
@@ -33,6 +34,19 @@ class FourWordsStates : public FinalStates {
   explicit FourWordsStates(std::vector<std::vector<float>> logits) : logits_(std::move(logits)) {}
   void logits(std::size_t sequence, std::int64_t first, std::span<float> out) const override {
     std::copy_n(logits_[sequence].begin() + first * kVocab, out.size(), out.begin());
+  }
+  void compare(std::size_t sequence, std::int64_t first, std::span<const std::int32_t> next,
+               std::span<const FinalStates* const> others,
+               std::span<const std::span<PositionFigures>> out) const override {
+    const auto row = [&](const FinalStates* of, std::size_t i) {
+      const auto at = (static_cast<std::size_t>(first) + i) * kVocab;
+      return std::span(static_cast<const FourWordsStates*>(of)->logits_[sequence]).subspan(at, kVocab);
+    };
+    for (std::size_t run = 0; run < others.size(); ++run) {
+      for (std::size_t i = 0; i < next.size(); ++i) {
+        out[run][i] = test::plain_figures(row(this, i), row(others[run], i), static_cast<std::size_t>(next[i]));
+      }
+    }
   }
   [[nodiscard]] int concurrent_calls() const override { return 0; }
 
