@@ -2,8 +2,6 @@
 #include "measure/predictions/model_metrics.hpp"
 
 #include <algorithm>
-#include <array>
-#include <atomic>
 #include <cmath>
 #include <map>
 #include <numeric>
@@ -237,15 +235,6 @@ std::vector<ModelMetrics> measure_model(ModelRunner& runner, const ModelData& da
   return metrics;
 }
 
-void TokenDistribution::read(std::span<const float> logits) {
-  logits_ = logits;
-  const auto highest = std::max_element(logits.begin(), logits.end());  // the first of equals
-  top_ = static_cast<std::size_t>(highest - logits.begin());
-  double sum = 0;
-  for (const float logit : logits) sum += std::exp(double{logit} - double{*highest});
-  log_sum_ = *highest + std::log(sum);
-}
-
 void check_model_data(const ModelData& data) {
   for (std::size_t i = 0; i < data.texts.size(); ++i) {
     if (data.texts[i].size() >= 2) continue;
@@ -260,14 +249,16 @@ AnswerResult read_answer(const TokenSequence& sequence, int answer_length, int a
   AnswerResult result{.depth = answer_depth(sequence, answer_length), .asked = asked};
   const auto length = static_cast<std::size_t>(answer_length);
   const std::size_t vocab = logits.size() / (length + 1), begin = sequence.size() - length;
-  TokenDistribution prediction;
   for (std::size_t i = 0; i < static_cast<std::size_t>(asked); ++i) {
-    prediction.read(logits.subspan(i * vocab, vocab));
+    const std::span<const float> row = logits.subspan(i * vocab, vocab);
+    const auto highest = std::ranges::max_element(row);
+    double sum = 0;
+    for (const float logit : row) sum += std::exp(double{logit} - double{*highest});
     const auto token = static_cast<std::size_t>(sequence[begin + i]);
-    const bool right = prediction.top() == token;
+    const bool right = highest - row.begin() == static_cast<std::ptrdiff_t>(token);
     if (right && result.until_wrong == static_cast<int>(i)) ++result.until_wrong;
     result.found += right ? 1 : 0;
-    result.nll -= prediction.log_probability(token);
+    result.nll += *highest + std::log(sum) - row[token];
   }
   return result;
 }

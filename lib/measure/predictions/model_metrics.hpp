@@ -28,21 +28,6 @@
 
 namespace oscar {
 
-/// The distribution that a row of logits stands for. Fields are of the row that was read last.
-class TokenDistribution {
- public:
-  void read(std::span<const float> logits);
-
-  [[nodiscard]] double log_probability(std::size_t token) const { return logits_[token] - log_sum_; }
-  /// The first of the most likely tokens.
-  [[nodiscard]] std::size_t top() const { return top_; }
-
- private:
-  std::span<const float> logits_;
-  double log_sum_ = 0;  // log(sum_i exp(logit_i))
-  std::size_t top_ = 0;
-};
-
 struct ModelData {
   std::vector<TokenSequence> texts;    // at least two tokens each
   std::vector<TokenSequence> needles;  // prompt and answer
