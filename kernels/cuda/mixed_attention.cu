@@ -32,8 +32,12 @@ struct Shape {
 
 /// A tile row's channels in shared memory are padded to whole float4s; an odd stride keeps the lanes' keys in different
 /// banks.
-__host__ __device__ int padded(int dim) { return (dim + 3) / 4 * 4; }
-__host__ __device__ int key_stride(int dim) { return padded(dim) + 1; }
+__host__ __device__ constexpr int padded(int dim) { return (dim + 3) / 4 * 4; }
+__host__ __device__ constexpr int key_stride(int dim) { return padded(dim) + 1; }
+/// Shared memory of a block: queries and weights of its rows, and a tile of keys and of values.
+constexpr int shared_bytes(int block_rows, int slots, int dim) {
+  return 4 * (block_rows * (padded(dim) + kTile) + kTile * (slots * kWarp + key_stride(dim)));
+}
 
 /// Rows [first, first + kTile) of one KV head, decoded or as stored, each `width` floats wide: zeros behind a row's
 /// channels and behind the last key.
@@ -236,13 +240,15 @@ __global__ void __launch_bounds__(kWarps* kWarp, 2)
 
 using Kernel = void (*)(CacheQueries, MixedCache, bool, float*);
 
-/// The kernel whose lanes have room for the outputs, and its shared memory beside keys and queries.
+/// A kernel, the output channels of a lane and the rows of a block.
 struct Choice {
   Kernel kernel;
   int slots, block_rows;
 };
 template <class S>
 Choice choice() {
+  static_assert(shared_bytes(S::kBlockRows, S::kSlots, kWarp * S::kSlots) <=
+                99 << 10);  // compute capability 8.6 and 8.9
   return {mixed_attention_rows<S>, S::kSlots, S::kBlockRows};
 }
 /// dim: of keys or of values, whichever is larger. Large heads leave room for fewer rows.
@@ -251,7 +257,7 @@ Choice choose(int dim) {
   if (dim <= 96) return choice<Shape<3, 8>>();
   if (dim <= 128) return choice<Shape<4, 8>>();
   if (dim <= 192) return choice<Shape<6, 4>>();
-  return choice<Shape<8, 4>>();
+  return choice<Shape<8, 2>>();
 }
 
 void check_dim(int dim) {
@@ -270,12 +276,11 @@ void mixed_attention(const Context& context, const CacheQueries& queries, const 
   if (rows == 0) return;
   const int dim = cache.key.stored.dim;
   const auto [kernel, slots, block_rows] = choose(std::max(dim, cache.value.stored.dim));
-  const auto floats =
-      static_cast<std::size_t>(block_rows * (padded(dim) + kTile) + kTile * (slots * kWarp + key_stride(dim)));
-  const auto bytes = static_cast<int>(floats * sizeof(float));
+  const int bytes = shared_bytes(block_rows, slots, dim);
   OSCAR_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
   const dim3 grid(static_cast<unsigned>((rows + block_rows - 1) / block_rows), static_cast<unsigned>(cache.kv_heads));
-  kernel<<<grid, kWarps * kWarp, floats * sizeof(float), context.stream()>>>(queries, cache, round_outputs, out);
+  kernel<<<grid, kWarps * kWarp, static_cast<std::size_t>(bytes), context.stream()>>>(queries, cache, round_outputs,
+                                                                                      out);
   OSCAR_CUDA_LAUNCHED("mixed_attention_rows");
 }
 

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <numeric>
 #include <string>
 
 #include "base/errors.hpp"
@@ -21,7 +20,7 @@ namespace {
 std::vector<std::vector<TextFigures>> compare_states(const ModelConfig& config, std::span<const TokenSequence> texts,
                                                      const FinalStates& exact,
                                                      std::span<const FinalStates* const> runs) {
-  constexpr std::size_t kLogits = std::size_t{1} << 24;  // of one run, at a time
+  constexpr std::size_t kLogits = std::size_t{1} << 23;  // of one run, at a time
   const std::size_t at_once = std::max<std::size_t>(kLogits / static_cast<std::size_t>(config.vocab_size), 1);
   std::vector<std::vector<TextFigures>> figures(runs.size(), std::vector<TextFigures>(texts.size()));
   std::vector<std::pair<std::size_t, std::size_t>> blocks;  // text, first position

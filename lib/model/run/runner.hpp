@@ -42,7 +42,7 @@ class FinalStates {
   virtual ~FinalStates() = default;
   /// Writes the logits (n, vocab_size) of tokens [first, first + n) of a sequence. May be called concurrently.
   virtual void logits(std::size_t sequence, std::int64_t first, std::span<float> out) const = 0;
-  /// Compares what these states, and those of other runs over the same sequences, predict behind tokens
+  /// Compares what these states, and those of other runs of this model over the same sequences, predict behind tokens
   /// [first, first + n), where `next` follow: the figures of others[r] go to out[r], (n). May be called concurrently.
   virtual void compare(std::size_t sequence, std::int64_t first, std::span<const std::int32_t> next,
                        std::span<const FinalStates* const> others,
@@ -79,7 +79,7 @@ struct HistoryQuestion {
   std::span<const TokenSequence> sequences;
   std::vector<std::int64_t> first_positions = {};  // as PassOptions
   Windows windows;
-  /// How often tokens are drawn: each time is a sample of its own.
+  /// How often two tokens are drawn at each position: each time is a sample of its own.
   int draws = 1;
 };
 /// Sees, of one sequence in one layer that attends, the gradients by keys (T, Hkv, d) and by values (T, Hkv, d_v) of
@@ -131,11 +131,11 @@ class ModelRunner {
   [[nodiscard]] virtual std::unique_ptr<ModelPass> begin(std::span<const TokenSequence> sequences,
                                                          const PassOptions& options, Status& status) = 0;
   /// Shows the gradients of what the model predicts by the keys and values that it finds in the history. At each
-  /// position two tokens a and b are drawn from the model's own prediction p, always the same ones; what is predicted
-  /// is the sum over positions of (log p(a) - log p(b)) / sqrt(2). The mean over draws of (gradient . e)^2 is then
-  /// twice the KL divergence which small errors e cause (Fisher information): as with log p(a) alone, but with less
-  /// scatter, and without the sum over the vocabulary, which both have. Keeps hidden states of all sequences at all
-  /// layers. Throws as begin() does.
+  /// position two tokens a and b are drawn from the model's own prediction p, always the same ones; gradients
+  /// are those of the sum over positions of (log p(a) - log p(b)) / sqrt(2). The mean over draws of (gradient . e)^2 is
+  /// then twice the KL divergence which small errors e cause (Fisher information): as with log p(a) alone, but with
+  /// less scatter, and without the sum over the vocabulary, which both have. Keeps hidden states of all sequences at
+  /// all layers. Throws as begin() does.
   virtual void history_gradients(const HistoryQuestion& question, const HistoryHook& hook, Status& status) = 0;
   /// Takes all sequences through all layers.
   void run(std::span<const TokenSequence> sequences, const RunHooks& hooks, Status& status);

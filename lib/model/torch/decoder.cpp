@@ -204,7 +204,7 @@ class TorchDecoder : public Decoder {
                std::span<const std::int32_t> next, std::span<const std::span<PositionFigures>> out) const override {
     call([&] {
       const auto rows = [&](const Rows& of) {
-        return here(of).narrow(0, first, static_cast<std::int64_t>(next.size()));
+        return state_of(of).x.narrow(0, first, static_cast<std::int64_t>(next.size())).to(device_.place());
       };
       std::vector<at::Tensor> states;
       for (const Rows* other : others) states.push_back(rows(*other));

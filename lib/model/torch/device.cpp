@@ -75,10 +75,7 @@ at::ScalarType find_dtype(const std::string& name, bool gpu) {
 
 Device::Device(const std::string& device, const std::string& dtype)
     : place_(find_device(device)), dtype_(find_dtype(dtype, is_gpu())) {
-  if (!is_gpu()) return;
-  layers_ = new_stream(true), experts_ = new_stream(true), copying_ = new_stream(true);
-  // Of what bfloat16 has rounded, products in float32 need no more digits than TF32 has.
-  at::globalContext().setFloat32MatmulPrecision(dtype_ == at::kFloat ? "highest" : "high");
+  if (is_gpu()) layers_ = new_stream(true), experts_ = new_stream(true), copying_ = new_stream(true);
 }
 
 std::string Device::description() const { return place_.str() + (dtype_ == at::kFloat ? ", float32" : ", bfloat16"); }

@@ -6,7 +6,6 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/log_softmax.h>
-#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/stack.h>
 
 #include <algorithm>
@@ -54,8 +53,8 @@ namespace {
 
 /// A CPU holds the products with so many rows of the head at a time, a GPU so many logits.
 constexpr std::int64_t kHeadBlock = 8192, kLogitsAtOnce = std::int64_t{1} << 24;
-/// Logits of which there are several numbers in fp64 at a time.
-constexpr std::int64_t kDoubles = std::int64_t{1} << 21;
+/// Logits that are worked on in fp64 at a time; on the CPU by each thread.
+constexpr std::int64_t kDoubles = std::int64_t{1} << 19, kGpuDoubles = std::int64_t{1} << 22;
 
 }  // namespace
 
@@ -67,14 +66,10 @@ std::unique_ptr<Weights> load_head_weights(const WeightRoute& route) {
   return weights;
 }
 
-at::Tensor finish_logits(const Weights& head, at::Tensor& logits) {
-  const double scale = head.config().logit_scale, cap = head.config().logit_soft_cap;
-  if (scale != 1) logits.mul_(scale);
-  if (cap <= 0) return at::scalar_tensor(scale, logits.options());
-  logits.div_(cap).tanh_();
-  const at::Tensor slope = (1 - logits.square()).mul_(scale);
-  logits.mul_(cap);
-  return slope;
+void finish_logits(const Weights& head, at::Tensor& logits) {
+  if (head.config().logit_scale != 1) logits.mul_(head.config().logit_scale);
+  const double cap = head.config().logit_soft_cap;
+  if (cap > 0) logits.div_(cap).tanh_().mul_(cap);
 }
 
 void write_logits(const Weights& head, const at::Tensor& hidden, std::int64_t first, std::span<float> logits) {
@@ -127,12 +122,15 @@ void compare_predictions(const Weights& head, const at::Tensor& exact, std::span
     finish_logits(head, logits);
     return logits;
   };
+  OSCAR_CHECK(std::ssize(next) == exact.size(0));
   const at::Tensor tokens = at::from_blob(const_cast<std::int32_t*>(next.data()), {exact.size(0), 1}, at::kInt)
                                 .to(at::kLong)
                                 .to(exact.device());
   const at::Tensor exact_logits = logits_of(exact);
-  const std::int64_t at_once = std::max<std::int64_t>(1, kDoubles / exact_logits.size(1));
+  const std::int64_t doubles = exact.is_cpu() ? kDoubles : kGpuDoubles;
+  const std::int64_t at_once = std::max<std::int64_t>(1, doubles / exact_logits.size(1));
   for (std::size_t run = 0; run < others.size(); ++run) {
+    OSCAR_CHECK(others[run].size(0) == exact.size(0) && std::ssize(out[run]) == exact.size(0));
     const at::Tensor logits = logits_of(others[run]);
     std::vector<at::Tensor> parts;
     for (std::int64_t begin = 0; begin < logits.size(0); begin += at_once) {

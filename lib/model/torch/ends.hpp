@@ -30,8 +30,7 @@ void write_logits(const Weights& head, const at::Tensor& hidden, std::int64_t fi
 void compare_predictions(const Weights& head, const at::Tensor& exact, std::span<const at::Tensor> others,
                          std::span<const std::int32_t> next, std::span<const std::span<PositionFigures>> out);
 
-/// Makes logits (T, vocab_size), in fp32, of products with the head's matrix: scales and soft-caps them as the model
-/// says. Returns by how much a logit changes with its product: a number for all, or one for each.
-at::Tensor finish_logits(const Weights& head, at::Tensor& logits);
+/// Makes logits of products with the head's matrix: scales and soft-caps them as the model says.
+void finish_logits(const Weights& head, at::Tensor& logits);
 
 }  // namespace oscar

@@ -124,7 +124,7 @@ std::vector<AttentionGradients> attention_gradients(const Weights& layer, const 
   return sums;
 }
 
-// Logits in memory at a time; on the CPU of each thread. All rows of these share one reading of the head's matrix.
+// Logits in memory at a time; on the CPU of each thread. Rows whose logits these are share one reading of the head.
 constexpr std::int64_t kLogits = std::int64_t{1} << 24, kGpuLogits = std::int64_t{1} << 26;
 
 /// A tensor of its own by which gradients can be asked for.
@@ -247,6 +247,7 @@ std::vector<CacheGradients> pull_back(const WeightRoute& route, const Weights& l
 std::vector<at::Tensor> likelihood_gradients(const Weights& head, const at::Tensor& hidden,
                                              std::span<const std::vector<float>> draws) {
   const at::Tensor& matrix = head.at("head");
+  const double scale = head.config().logit_scale, cap = head.config().logit_soft_cap;
   const std::int64_t rows = hidden.size(0), logits_at_once = hidden.is_cpu() ? kLogits : kGpuLogits;
   const std::int64_t at_once = std::max<std::int64_t>(1, logits_at_once / matrix.size(0));
   std::vector<std::vector<at::Tensor>> parts(draws.size());
@@ -255,9 +256,9 @@ std::vector<at::Tensor> likelihood_gradients(const Weights& head, const at::Tens
     const at::AutoGradMode differentiable(true);
     const at::Tensor x = leaf(hidden.narrow(0, begin, count)), normed = head.norm(x, "norm");
     const at::AutoGradMode untracked(false);
-    at::Tensor sums = at::linear(normed.detach(), matrix).to(at::kFloat);  // logits, then sums of e^logit
-    const at::Tensor slope = finish_logits(head, sums);
-    sums.sub_(sums.amax(-1, true)).exp_().cumsum_(-1);
+    at::Tensor logits = at::linear(normed.detach(), matrix).to(at::kFloat);
+    finish_logits(head, logits);
+    const at::Tensor sums = logits.sub_(logits.amax(-1, true)).exp_().cumsum_(-1);  // in the same memory
     const at::Tensor total = sums.narrow(-1, sums.size(-1) - 1, 1);
     for (std::size_t i = 0; i < draws.size(); ++i) {
       // The gradient of the logit of a token that is drawn.
@@ -266,8 +267,9 @@ std::vector<at::Tensor> likelihood_gradients(const Weights& head, const at::Tens
             at::from_blob(const_cast<float*>(draws[i].data()) + first + begin, {count, 1}, at::kFloat);
         const at::Tensor levels = numbers.to(hidden.device()) * total;
         const at::Tensor drawn = at::searchsorted(sums, levels, false, /*right=*/true).clamp_max(sums.size(-1) - 1);
-        const at::Tensor own = slope.dim() == 0 ? slope : slope.gather(-1, drawn);
-        return matrix.index_select(0, drawn.flatten()).to(at::kFloat) * own;
+        const at::Tensor row = matrix.index_select(0, drawn.flatten()).to(at::kFloat);
+        if (cap <= 0) return row * scale;
+        return row * (1 - ((row * normed).sum(-1, true) * (scale / cap)).tanh().square()) * scale;
       };
       const at::Tensor gradient = (by_drawn(0) - by_drawn(rows)) * std::sqrt(0.5);
       normed.backward(gradient.to(normed.scalar_type()), /*retain_graph=*/true);

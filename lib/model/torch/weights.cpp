@@ -319,8 +319,8 @@ std::array<at::Tensor, 2> halves_of(const at::Tensor& x) {
   return {high, (x - high).to(at::kBFloat16)};
 }
 
-/// x W^T of float32 on a GPU, whose tensor cores take it in three products of halves, to within 2^-16 of each term:
-/// that of both low halves is left out.
+/// x W^T of float32 on a GPU, whose tensor cores take it in three products of halves; that of both low halves, some
+/// 2^-16 of each term, is left out.
 at::Tensor product_of_halves(const at::Tensor& x, const at::Tensor& weight) {
   const auto rows = halves_of(x.reshape({-1, x.size(-1)})), columns = halves_of(weight.t());
   at::Tensor out = at::mm(rows[0], columns[1], at::kFloat).add_(at::mm(rows[1], columns[0], at::kFloat));

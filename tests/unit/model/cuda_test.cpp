@@ -68,6 +68,14 @@ TEST_CASE("models in bfloat16 on a GPU stay close to those in float32 on the CPU
   });
 }
 
+TEST_CASE("figures of predictions on a GPU are what plain loops make of logits") {
+  if (!has_gpu()) return;
+  for (const bool on_host : {false, true}) {
+    test::check_predictions(test::data("qwen3-2m"), {.device = "cuda", .dtype = "float32", .hidden_on_host = on_host},
+                            600);
+  }
+}
+
 TEST_CASE("the sample model on a GPU has q, k and v of the CPU") {
   if (!has_gpu()) return;
   TokenSequence tokens(1500);

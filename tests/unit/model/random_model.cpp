@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <random>
@@ -12,6 +13,7 @@
 #include "model/weights/checkpoint.hpp"
 #include "support/support.hpp"
 #include "tensor/safetensors.hpp"
+#include "unit/verify/text_figures.hpp"
 
 namespace oscar::test {
 namespace {
@@ -146,6 +148,47 @@ std::vector<std::vector<float>> logits_of(ModelRunner& runner, const std::vector
   Status silent;
   runner.run(sequences, hooks, silent);
   return all;
+}
+
+double check_predictions(const fs::path& model, const DecoderOptions& options, std::size_t tokens) {
+  const auto runner = open_model(model, options);
+  const auto vocab = static_cast<std::size_t>(runner->config().vocab_size);
+  const auto states = [&](int offset) {
+    std::vector<TokenSequence> texts{some_tokens(30), some_tokens(tokens)};
+    for (TokenSequence& text : texts) std::rotate(text.begin(), text.begin() + offset, text.end());
+    std::unique_ptr<FinalStates> found;
+    Status silent;
+    runner->run(texts, {.final_states = [&](std::unique_ptr<FinalStates> all) { found = std::move(all); }}, silent);
+    return found;
+  };
+  const auto exact = states(0), one = states(1), two = states(2);
+  const std::int64_t first = 3;
+  const TokenSequence text = some_tokens(tokens);
+  const auto next = std::span(text).subspan(first + 1);
+  const std::vector<const FinalStates*> others{one.get(), exact.get(), two.get()};
+  std::vector<TextFigures> figures(others.size(), TextFigures(next.size()));
+  const std::vector<std::span<PositionFigures>> out(figures.begin(), figures.end());
+  exact->compare(1, first, next, others, out);
+  std::vector<float> p(next.size() * vocab), q = p;
+  exact->logits(1, first, p);
+  double left_out = 0;
+  for (std::size_t run = 0; run < others.size(); ++run) {
+    others[run]->logits(1, first, q);
+    for (std::size_t i = 0; i < next.size(); ++i) {
+      const auto p_row = std::span(p).subspan(i * vocab, vocab), q_row = std::span(q).subspan(i * vocab, vocab);
+      const PositionFigures &seen = figures[run][i],
+                            plain = plain_figures(p_row, q_row, static_cast<std::size_t>(next[i]));
+      const auto near = [](double x) { return doctest::Approx(x).epsilon(5e-6).scale(1); };
+      CHECK(seen.nll == near(plain.nll));
+      CHECK(seen.nll_change == near(plain.nll_change));
+      CHECK(seen.kld == near(plain.kld));
+      CHECK(seen.dp == near(plain.dp));
+      CHECK(seen.same_top == plain.same_top);
+      left_out =
+          std::max(left_out, plain_figures(p_row, q_row, static_cast<std::size_t>(next[i]), -1e9).kld - plain.kld);
+    }
+  }
+  return left_out;
 }
 
 std::vector<std::vector<float>> capture_layer(const fs::path& model, const TokenSequence& tokens, int layer,

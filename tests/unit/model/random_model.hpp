@@ -31,6 +31,9 @@ void for_each_random_model(const std::function<void(const std::string& name, con
 /// router tokens may take other ways, and nothing is promised.
 void check_bfloat16(const std::string& name, const std::vector<std::vector<float>>& rounded,
                     const std::vector<std::vector<float>>& exact);
+/// Checks FinalStates::compare() against plain loops over logits, behind all of so many tokens but the last. Returns
+/// how much tokens that do not count would have added to a divergence at most.
+double check_predictions(const fs::path& model, const DecoderOptions& options, std::size_t tokens);
 /// |a - b| / |b|
 [[nodiscard]] double distance(const std::vector<float>& a, const std::vector<float>& b);
 /// Ids that the random models know.

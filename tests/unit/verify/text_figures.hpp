@@ -17,8 +17,9 @@ inline double plain_log_sum(std::span<const float> row) {
   return highest + std::log(sum);
 }
 
-/// The figures of one position, by plain loops over its rows of logits.
-inline PositionFigures plain_figures(std::span<const float> exact, std::span<const float> other, std::size_t next) {
+/// The figures of one position, by plain loops over its rows of logits. lowest: log-probability of a token that counts.
+inline PositionFigures plain_figures(std::span<const float> exact, std::span<const float> other, std::size_t next,
+                                     double lowest = -16) {
   const double exact_sum = plain_log_sum(exact), other_sum = plain_log_sum(other);
   PositionFigures f;
   f.nll = other_sum - other[next];
@@ -26,7 +27,7 @@ inline PositionFigures plain_figures(std::span<const float> exact, std::span<con
   f.dp = std::exp(other[next] - other_sum) - std::exp(exact[next] - exact_sum);
   for (std::size_t i = 0; i < exact.size(); ++i) {
     const double log_p = exact[i] - exact_sum;
-    if (log_p > -16) f.kld += std::exp(log_p) * (log_p - (other[i] - other_sum));
+    if (log_p > lowest) f.kld += std::exp(log_p) * (log_p - (other[i] - other_sum));
   }
   f.same_top = std::ranges::max_element(exact) - exact.begin() == std::ranges::max_element(other) - other.begin();
   return f;
