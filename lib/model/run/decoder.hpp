@@ -149,8 +149,9 @@ class Decoder {
                                                      const Rows& before) const = 0;
   /// Returns what pull_back() needs of hidden states, rounded to bfloat16: it is kept of all layers at a time.
   [[nodiscard]] virtual std::unique_ptr<Rows> kept_for_gradients(const Rows& hidden) const = 0;
-  /// Returns gradients, by the hidden states of a sequence that has passed all layers, of what
-  /// ModelRunner::history_gradients() says: one for each of `draws`, as draws_for() makes them.
+  /// Returns gradients, by the hidden states of a sequence that has passed all layers, of the sum of log-likelihoods of
+  /// tokens that are drawn from what the model predicts at each position: one for each of `draws`, which have a number
+  /// in [0, 1) for each token.
   [[nodiscard]] virtual std::vector<std::unique_ptr<Rows>> likelihood_gradients(
       const LoadedWeights& head, const Rows& hidden, std::span<const std::vector<float>> draws) const = 0;
   /// Turns gradients by hidden states behind a layer into those by the states before it, of which `before` is kept. If

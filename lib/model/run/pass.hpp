@@ -130,9 +130,8 @@ class Pass : public ModelPass {
 
 // A gradient's way from what a model predicts back to the caches of its layers; for runner.cpp.
 
-/// Returns the numbers in [0, 1) by which two tokens are drawn at each position, the same on every machine: those of
-/// all first tokens, then those of all second ones. sample: the number of the sequence; in a later draw, behind those
-/// of the draws before.
+/// Returns the numbers in [0, 1) by which a token is drawn at each position, the same on every machine. sample: the
+/// number of the sequence; in a later draw, behind those of the draws before.
 [[nodiscard]] std::vector<float> draws_for(std::size_t sample, std::size_t tokens);
 
 /// Does what ModelRunner::history_gradients() says, for sequences that were checked.

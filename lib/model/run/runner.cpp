@@ -256,7 +256,7 @@ std::unique_ptr<ModelRunner> open_model(const std::filesystem::path& model, cons
 
 std::vector<float> draws_for(std::size_t sample, std::size_t tokens) {
   std::mt19937_64 random(sample);
-  std::vector<float> draws(2 * tokens);
+  std::vector<float> draws(tokens);
   for (float& draw : draws) draw = static_cast<float>(random() >> 40U) * 0x1p-24F;
   return draws;
 }

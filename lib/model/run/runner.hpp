@@ -79,7 +79,7 @@ struct HistoryQuestion {
   std::span<const TokenSequence> sequences;
   std::vector<std::int64_t> first_positions = {};  // as PassOptions
   Windows windows;
-  /// How often two tokens are drawn at each position: each time is a sample of its own.
+  /// How often tokens are drawn: each time is a sample of its own.
   int draws = 1;
 };
 /// Sees, of one sequence in one layer that attends, the gradients by keys (T, Hkv, d) and by values (T, Hkv, d_v) of
@@ -130,12 +130,11 @@ class ModelRunner {
   /// model's context. `sequences` and `status` must outlive the pass.
   [[nodiscard]] virtual std::unique_ptr<ModelPass> begin(std::span<const TokenSequence> sequences,
                                                          const PassOptions& options, Status& status) = 0;
-  /// Shows the gradients of what the model predicts by the keys and values that it finds in the history. At each
-  /// position two tokens a and b are drawn from the model's own prediction p, always the same ones; gradients
-  /// are those of the sum over positions of (log p(a) - log p(b)) / sqrt(2). The mean over draws of (gradient . e)^2 is
-  /// then twice the KL divergence which small errors e cause (Fisher information): as with log p(a) alone, but with
-  /// less scatter, and without the sum over the vocabulary, which both have. Keeps hidden states of all sequences at
-  /// all layers. Throws as begin() does.
+  /// Shows the gradients of what the model predicts by the keys and values that it finds in the history. What is
+  /// predicted is the sum of the log-likelihoods of tokens drawn from the model's own predictions, one at each
+  /// position, always the same ones. The mean over draws of (gradient . e)^2 is then twice the KL divergence which
+  /// small errors e cause (Fisher information). Keeps hidden states of all sequences at all layers. Throws as begin()
+  /// does.
   virtual void history_gradients(const HistoryQuestion& question, const HistoryHook& hook, Status& status) = 0;
   /// Takes all sequences through all layers.
   void run(std::span<const TokenSequence> sequences, const RunHooks& hooks, Status& status);

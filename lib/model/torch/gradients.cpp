@@ -256,22 +256,22 @@ std::vector<at::Tensor> likelihood_gradients(const Weights& head, const at::Tens
     const at::AutoGradMode differentiable(true);
     const at::Tensor x = leaf(hidden.narrow(0, begin, count)), normed = head.norm(x, "norm");
     const at::AutoGradMode untracked(false);
-    at::Tensor logits = at::linear(normed.detach(), matrix).to(at::kFloat);
+    at::Tensor logits = at::linear(normed.detach(), matrix).to(at::kFloat), slope;
     finish_logits(head, logits);
-    const at::Tensor sums = logits.sub_(logits.amax(-1, true)).exp_().cumsum_(-1);  // in the same memory
-    const at::Tensor total = sums.narrow(-1, sums.size(-1) - 1, 1);
+    if (cap > 0) slope = 1 - (logits / cap).square();
+    const at::Tensor sums = logits.sub_(logits.amax(-1, true)).exp_();  // in the same memory
+    // A log-likelihood is the token's logit less the logarithm of a sum, whose gradient is the same for all tokens.
+    const at::Tensor of_sum =
+        at::matmul((cap > 0 ? sums * slope : sums).to(matrix.scalar_type()), matrix).to(at::kFloat) /
+        sums.sum(-1, true);
+    sums.cumsum_(-1);
     for (std::size_t i = 0; i < draws.size(); ++i) {
-      // The gradient of the logit of a token that is drawn.
-      const auto by_drawn = [&](std::int64_t first) {
-        const at::Tensor numbers =
-            at::from_blob(const_cast<float*>(draws[i].data()) + first + begin, {count, 1}, at::kFloat);
-        const at::Tensor levels = numbers.to(hidden.device()) * total;
-        const at::Tensor drawn = at::searchsorted(sums, levels, false, /*right=*/true).clamp_max(sums.size(-1) - 1);
-        const at::Tensor row = matrix.index_select(0, drawn.flatten()).to(at::kFloat);
-        if (cap <= 0) return row * scale;
-        return row * (1 - ((row * normed).sum(-1, true) * (scale / cap)).tanh().square()) * scale;
-      };
-      const at::Tensor gradient = (by_drawn(0) - by_drawn(rows)) * std::sqrt(0.5);
+      const at::Tensor numbers = at::from_blob(const_cast<float*>(draws[i].data()) + begin, {count, 1}, at::kFloat);
+      const at::Tensor levels = numbers.to(hidden.device()) * sums.narrow(-1, sums.size(-1) - 1, 1);
+      const at::Tensor drawn = at::searchsorted(sums, levels, false, /*right=*/true).clamp_max(sums.size(-1) - 1);
+      at::Tensor of_drawn = matrix.index_select(0, drawn.flatten()).to(at::kFloat);
+      if (cap > 0) of_drawn.mul_(slope.gather(-1, drawn));
+      const at::Tensor gradient = (of_drawn - of_sum) * scale;
       normed.backward(gradient.to(normed.scalar_type()), /*retain_graph=*/true);
       parts[i].push_back(take_gradient(x));
     }

@@ -29,7 +29,8 @@ struct CacheGradients {
                                                     const HiddenRows& before, std::span<HiddenRows* const> gradients,
                                                     Windows windows);
 
-/// Returns gradients by hidden states behind the last layer, as Decoder::likelihood_gradients does.
+/// Returns gradients, by hidden states behind the last layer, of the sum of log-likelihoods of tokens that are drawn
+/// from what the model predicts: one for each of `draws`, which have a number in [0, 1) for each row.
 [[nodiscard]] std::vector<at::Tensor> likelihood_gradients(const Weights& head, const at::Tensor& hidden,
                                                            std::span<const std::vector<float>> draws);
 

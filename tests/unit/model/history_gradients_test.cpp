@@ -31,15 +31,12 @@ class MovedModel {
     draw();
   }
 
-  /// The sum of log p(a) - log p(b), over sqrt(2), of the drawn tokens.
+  /// The sum of log-likelihoods of the drawn tokens.
   [[nodiscard]] double likelihood(const Move& move, double amount) {
     double sum = 0;
     const std::vector<double> rows = log_likelihoods(move, amount);
-    const std::size_t tokens = tokens_[0].size();
-    for (std::size_t t = 0; t < tokens; ++t) {
-      sum += rows[t * vocab() + drawn_[t]] - rows[t * vocab() + drawn_[tokens + t]];
-    }
-    return sum / std::sqrt(2.0);
+    for (std::size_t t = 0; t < drawn_.size(); ++t) sum += rows[t * vocab() + drawn_[t]];
+    return sum;
   }
 
  private:
@@ -48,11 +45,10 @@ class MovedModel {
   void draw() {
     const std::vector<double> rows = log_likelihoods({}, 0);
     const std::vector<float> draws = draws_for(0, tokens_[0].size());
-    for (std::size_t n = 0; n < draws.size(); ++n) {
-      const std::size_t t = n % tokens_[0].size();
+    for (std::size_t t = 0; t < draws.size(); ++t) {
       double sum = 0;
       std::size_t token = 0;
-      while (token + 1 < vocab() && (sum += std::exp(rows[t * vocab() + token])) <= draws[n]) ++token;
+      while (token + 1 < vocab() && (sum += std::exp(rows[t * vocab() + token])) <= draws[t]) ++token;
       drawn_.push_back(token);
     }
   }
