@@ -216,6 +216,8 @@ class ServerTest(unittest.TestCase):
 
     def test_sglang_rows(self):
         self.check_rows(self.run_sglang, sglang_plugin, 60, 9)
+        tried_out = types.SimpleNamespace(extend_prefix_lens_cpu=[0, 0], extend_seq_lens_cpu=[2, 3], input_ids=torch.tensor([0, 0, 5, 0, 1]))
+        self.assertEqual([span.tokens for span in sglang_plugin._whole_prompts(tried_out)], [slice(2, 5)])
 
     def test_vllm_keeps_rows_of_prompts_that_begin(self):
         def texts(*rows, done=()):

@@ -62,12 +62,13 @@ def _before_forward(backend: Any, q: Any = None, k: Any = None, v: Any = None, l
 
 
 def _whole_prompts(batch: Any) -> list[Span]:
-    """Those that are computed from their first token on. Decode steps of a mixed batch have a prefix."""
+    """Those that are computed from their first token on. Decode steps of a mixed batch have a prefix; kernels are tried out on tokens 0."""
     spans = []
     for prefix, length, end in zip(batch.extend_prefix_lens_cpu, batch.extend_seq_lens_cpu, accumulate(batch.extend_seq_lens_cpu)):
         if prefix == 0 < length:
             at = slice(end - length, end)
-            spans.append(Span(at, batch.input_ids[at].int().cpu().numpy()))
+            text = batch.input_ids[at].int().cpu().numpy()
+            spans += [Span(at, text)] if text.any() else []
     return spans
 
 
