@@ -25,8 +25,8 @@ class Weights : public LoadedWeights {
   [[nodiscard]] const at::Tensor& at(const std::string& name) const { return tensors_.at(name); }
   void put(const std::string& name, at::Tensor tensor) { tensors_[name] = std::move(tensor); }
 
-  /// x W^T + b, with the bias if there is one, in the type of x. x (…, in). Many rows of float32 are multiplied on a
-  /// GPU to within 2^-16 of each term.
+  /// x W^T + b, with the bias if there is one, in the type of x. x (…, in). A GPU multiplies many
+  /// rows of float32 as sums of two bfloat16 numbers each, which leaves out some 2^-16 of each term.
   [[nodiscard]] at::Tensor linear(const at::Tensor& x, const std::string& part) const;
   /// Norm over the last dimension as the model has it, in fp32; x itself if `part` is empty.
   [[nodiscard]] at::Tensor exact_norm(const at::Tensor& x, const std::string& part) const;
