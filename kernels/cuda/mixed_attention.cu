@@ -2,11 +2,15 @@
 // Mixed-precision attention, written to be read. Key j and value j are read as stored if the query's windows hold j,
 // else as the history has them.
 //
-// A block of threads serves neighbouring rows of one KV head, a row being one query head at one position. It goes
-// through the keys in tiles of one key a lane. A tile is brought to shared memory once for all rows, as stored,
-// decoded, or one after the other where some rows need this and some that; in each reading a pair of row and key counts
-// if it is the row's reading of that key, so every key that a row sees counts exactly once. Softmax is kept up to date:
+// A block of threads serves neighbouring rows of one KV head, 16 a warp, a row being one query head at one position.
+// It goes through the keys in tiles. A tile is brought to shared memory once for all rows, as stored, decoded, or one
+// after the other where some rows need this and some that; in each reading a pair of row and key counts if it is the
+// row's reading of that key, so every key that a row sees counts exactly once. Softmax is kept up to date:
 //   m' = max(m, s_j)   sum' = sum e^(m - m') + sum_j e^(s_j - m')   o' = o e^(m - m') + sum_j e^(s_j - m') v_j
+//
+// Tensor cores multiply. Each number is the sum of two that they take, and the product of both low ones is left out.
+// Queries and keys, whose scores may be large, are two float16 numbers beside the power of two above the largest of
+// their row: 2^-23 of that is lost. Weights and values are two of bfloat16 and lose 2^-17 of each.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -14,115 +18,116 @@
 #include "base/errors.hpp"
 #include "kernels/cuda/cache_format.hpp"
 #include "kernels/cuda/mixed_attention.hpp"
+#include "kernels/cuda/tensor_cores.cuh"
 #include "kernels/cuda/warp.cuh"
 
 namespace oscar::cuda {
 namespace {
 
-constexpr int kWarps = 8;
-constexpr int kTile = kWarp;  // keys
+constexpr int kWarps = 4, kWarpRows = 16, kBlockRows = kWarps * kWarpRows;
+constexpr int kTile = 32;  // keys
 constexpr int kLargestHead = 256;
 
-/// Output channels that a lane has of each row, and rows of a warp, which share what is read of keys and values.
-template <int kNumSlots, int kNumRows>
+/// Two neighbouring numbers, each as the sum of a high and a low one of 16 bits.
+struct Halves {
+  unsigned high, low;
+};
+template <Half kType>
+__device__ Halves halves_of(float x, float y) {
+  if constexpr (kType == Half::kBfloat16) {
+    const unsigned high = pack_bf16(x, y);
+    return {high, pack_bf16(x - low_bf16(high), y - high_bf16(high))};
+  } else {
+    const __half2 high = __floats2half2_rn(x, y);
+    const float2 rounded = __half22float2(high);
+    return {*reinterpret_cast<const unsigned*>(&high), pack_f16(x - rounded.x, y - rounded.y)};
+  }
+}
+
+/// c (16, 8) += a (16, 16) b (16, 8), as mma() has them.
+template <Half kType>
+__device__ void multiply(float (&c)[4], const Halves (&a)[4], Halves b0, Halves b1) {
+  mma<kType>(c, a[0].low, a[1].low, a[2].low, a[3].low, b0.high, b1.high);
+  mma<kType>(c, a[0].high, a[1].high, a[2].high, a[3].high, b0.low, b1.low);
+  mma<kType>(c, a[0].high, a[1].high, a[2].high, a[3].high, b0.high, b1.high);
+}
+
+/// The power of two by which numbers up to `largest` are divided, so that float16 holds them best.
+__device__ float unit_of(float largest) {
+  constexpr int kLowest = -100;  // the inverse is a number
+  int exponent = 0;
+  frexpf(largest, &exponent);
+  return ldexpf(1, max(exponent, kLowest));
+}
+
+/// Channels of keys and of values in a block's tiles. Rows are padded so that eight of them lie in different banks.
+template <int kKeys, int kValues>
 struct Shape {
-  static constexpr int kSlots = kNumSlots, kRows = kNumRows;
-  static constexpr int kBlockRows = kWarps * kRows;
+  static constexpr int kKeyChannels = kKeys, kValueChannels = kValues;
+  static constexpr int kBytes = 4 * kTile * (kKeys + 8 + kValues + 8) + 4 * kTile;
 };
 
-/// A tile row's channels in shared memory are padded to whole float4s; an odd stride keeps the lanes' keys in different
-/// banks.
-__host__ __device__ constexpr int padded(int dim) { return (dim + 3) / 4 * 4; }
-__host__ __device__ constexpr int key_stride(int dim) { return padded(dim) + 1; }
-/// Shared memory of a block: queries and weights of its rows, and a tile of keys and of values.
-constexpr int shared_bytes(int block_rows, int slots, int dim) {
-  return 4 * (block_rows * (padded(dim) + kTile) + kTile * (slots * kWarp + key_stride(dim)));
-}
+/// (kTile, kChannels) of 16-bit numbers in shared memory: all high halves, then all low ones.
+template <Half kType, int kChannels>
+class Tile {
+ public:
+  static constexpr int kStride = kChannels + 8, kWords = kTile * kStride / 2;
 
-/// Rows [first, first + kTile) of one KV head, decoded or as stored, each `width` floats wide: zeros behind a row's
-/// channels and behind the last key.
-__device__ void load_tile(const CacheSide& side, int head, std::int64_t first, std::int64_t keys, bool decoded,
-                          int width, int stride, float* tile) {
-  const RowsView& rows = decoded ? side.decoded : side.stored;
-  const int dim = rows.dim;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  for (int t = static_cast<int>(threadIdx.x) / kWarp; t < kTile; t += kWarps) {
-    float* const out = tile + t * stride;
-    const bool exists = first + t < keys;
-    const std::int64_t row = head * keys + first + t;
-    for (int i = lane; i < width; i += kWarp) out[i] = exists && i < dim ? rows.value(row * dim + i) : 0.0F;
-  }
-}
+  __device__ explicit Tile(unsigned* words)
+      : words_(words), address_(static_cast<unsigned>(__cvta_generic_to_shared(words))) {}
 
-/// The rows of a warp: lane t works on key t of a tile, and on output channels t, t + 32, …
-template <class S>
-struct RowState {
-  std::int64_t position[S::kRows];  // -1: no such row, it sees nothing
-  float highest[S::kRows];
-  float sum[S::kRows];  // this lane's keys only
-  float out[S::kRows][S::kSlots];
-};
-
-/// Scores of the warp's rows with this lane's key, not yet divided by sqrt(d).
-template <int kRows>
-__device__ void dot_products(const float* q, const float* key, int dim, float (&scores)[kRows]) {
-  for (float& score : scores) score = 0.0F;
-  for (int i = 0; i < dim; i += 4) {
-    const float k[4] = {key[i], key[i + 1], key[i + 2], key[i + 3]};
+  /// Rows [first, first + kTile) of one KV head from channel `begin` on: zeros behind the last channel and the last
+  /// key. units (kTile): what each row was divided by; null: nothing.
+  __device__ void load(const RowsView& rows, int head, std::int64_t first, std::int64_t keys, int begin,
+                       float* units) const {
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    for (int t = static_cast<int>(threadIdx.x) / kWarp; t < kTile; t += kWarps) {
+      const std::int64_t row = (head * keys + first + t) * rows.dim + begin;
+      const int end = first + t < keys ? rows.dim - begin : 0;
+      float x[kChannels / kWarp], largest = 0;
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const float4 x = *reinterpret_cast<const float4*>(q + r * dim + i);
-      scores[r] += x.x * k[0] + x.y * k[1] + x.z * k[2] + x.w * k[3];
-    }
-  }
-}
-
-/// Scores -> weights e^(score - highest so far); what was summed with the old maximum is scaled to the new one.
-/// Keys that do not count have the score -infinity.
-template <class S>
-__device__ void update_softmax(RowState<S>& rows, float (&scores)[S::kRows]) {
+      for (int n = 0; n < kChannels / kWarp; ++n) {
+        const int channel = n / 2 * 2 * kWarp + 2 * lane + n % 2;
+        x[n] = channel < end ? rows.value(row + channel) : 0.0F;
+        largest = fmaxf(largest, fabsf(x[n]));
+      }
+      float inverse = 1;
+      if (units != nullptr) {
+        const float unit = unit_of(warp_max(largest));
+        inverse = 1 / unit;
+        if (lane == 0) units[t] = unit;
+      }
 #pragma unroll
-  for (int r = 0; r < S::kRows; ++r) {
-    const float highest = fmaxf(rows.highest[r], warp_max(scores[r]));
-    const float correction = highest == -INFINITY ? 1.0F : expf(rows.highest[r] - highest);
-    scores[r] = highest == -INFINITY ? 0.0F : expf(scores[r] - highest);
-    rows.highest[r] = highest;
-    rows.sum[r] = rows.sum[r] * correction + scores[r];
-#pragma unroll
-    for (int s = 0; s < S::kSlots; ++s) rows.out[r][s] *= correction;
-  }
-}
-
-/// out += weights values. values: (kTile, 32 * kSlots); shared: (rows, kTile), of this warp.
-template <class S>
-__device__ void add_values(RowState<S>& rows, const float (&weights)[S::kRows], const float* values, int lane,
-                           float* shared) {
-  __syncwarp();  // nobody reads the last tile's weights any more
-#pragma unroll
-  for (int r = 0; r < S::kRows; ++r) shared[r * kTile + lane] = weights[r];
-  __syncwarp();
-  for (int first = 0; first < kTile; first += 4) {
-    float v[4][S::kSlots];
-#pragma unroll
-    for (int n = 0; n < 4 * S::kSlots; ++n) {
-      v[n / S::kSlots][n % S::kSlots] = values[(first * S::kSlots + n) * kWarp + lane];
-    }
-#pragma unroll
-    for (int r = 0; r < S::kRows; ++r) {
-      const float4 own = *reinterpret_cast<const float4*>(shared + r * kTile + first);
-#pragma unroll
-      for (int s = 0; s < S::kSlots; ++s) {
-        rows.out[r][s] += own.x * v[0][s];
-        rows.out[r][s] += own.y * v[1][s];
-        rows.out[r][s] += own.z * v[2][s];
-        rows.out[r][s] += own.w * v[3][s];
+      for (int n = 0; n < kChannels / kWarp; n += 2) {
+        const Halves halves = halves_of<kType>(x[n] * inverse, x[n + 1] * inverse);
+        unsigned* const word = words_ + t * kStride / 2 + n / 2 * kWarp + lane;
+        word[0] = halves.high;
+        word[kWords] = halves.low;
       }
     }
   }
-}
 
-/// The rows of this block, and this thread's share of them. blockIdx: x the rows, y the KV head.
-template <class S>
+  /// For 16 keys and 16 channels the second factors of four products: of keys, b0 and b1 of the first and of the last
+  /// eight keys; of values, which are transposed, of the first and of the last eight channels.
+  template <bool kTransposed>
+  __device__ void get(int key, int channel, Halves (&b)[4]) const {
+    const int lane = static_cast<int>(threadIdx.x) % kWarp, second = lane / 8 % 2 * 8, last = lane / 16 * 8;
+    const int row = key + lane % 8 + (kTransposed ? second : last), column = channel + (kTransposed ? last : second);
+    const unsigned from = address_ + 2 * static_cast<unsigned>(row * kStride + column);
+    unsigned high[4], low[4];
+    load_matrices<kTransposed>(from, high);
+    load_matrices<kTransposed>(from + 4 * kWords, low);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) b[i] = {high[i], low[i]};
+  }
+
+ private:
+  unsigned* words_;
+  unsigned address_;
+};
+
+/// The rows of this block, and this lane's share of them: two rows, eight apart. blockIdx: x the rows, y the KV head,
+/// z the channels of the output.
 struct Work {
   int head, lane, first_of_warp;
   std::int64_t rows_of_head, first_row, last_row;
@@ -130,72 +135,165 @@ struct Work {
   __device__ explicit Work(const CacheQueries& queries)
       : head(static_cast<int>(blockIdx.y)),
         lane(static_cast<int>(threadIdx.x) % kWarp),
-        first_of_warp(static_cast<int>(threadIdx.x) / kWarp * S::kRows),
+        first_of_warp(static_cast<int>(threadIdx.x) / kWarp * kWarpRows),
         rows_of_head(queries.count * queries.g),
         // Later rows see more keys: they go first, so that no block starts long after the others.
-        first_row(std::int64_t{gridDim.x - 1 - blockIdx.x} * S::kBlockRows),
-        last_row(min(first_row + S::kBlockRows, rows_of_head) - 1) {}
+        first_row(std::int64_t{gridDim.x - 1 - blockIdx.x} * kBlockRows),
+        last_row(min(first_row + kBlockRows, rows_of_head) - 1) {}
+
+  /// The lane's first or second row.
+  [[nodiscard]] __device__ std::int64_t row(int r) const { return first_row + first_of_warp + lane / 4 + 8 * r; }
 };
 
-/// The warp's queries into q_tile (kBlockRows, width), zeros behind their channels and for rows that are not there.
+/// What mma() gives of a product with the warp's rows lies so in a lane: numbers 0 and 1 in columns 2 (lane % 4) and
+/// the next one of its first row, 2 and 3 of its second.
 template <class S>
-__device__ void load_queries(const Work<S>& work, const CacheQueries& queries, int width, float* q_tile) {
-  const int dim = queries.rows.dim;
-  for (int r = work.first_of_warp; r < work.first_of_warp + S::kRows; ++r) {
-    const std::int64_t row = work.first_row + r;
-    for (int i = work.lane; i < width; i += kWarp) {
-      const bool exists = row <= work.last_row && i < dim;
-      q_tile[r * width + i] = exists ? queries.rows.value((work.head * work.rows_of_head + row) * dim + i) : 0.0F;
+struct RowState {
+  Halves query[S::kKeyChannels / 16][4];
+  std::int64_t position[2];  // -1: no such row, it sees nothing
+  float scale[2];            // products of the query and a key beside its unit -> scores
+  float highest[2];
+  float sum[2];  // this lane's keys only
+  float out[S::kValueChannels / 8][4];
+};
+
+/// A sink counts as a key without a value that has been seen before all others.
+template <class S>
+__device__ void begin_rows(const Work& work, const CacheQueries& queries, const float* sinks, RowState<S>& rows) {
+  const int dim = queries.rows.dim, column = work.lane % 4;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const std::int64_t row = work.row(r), first = (work.head * work.rows_of_head + row) * dim;
+    const int end = row <= work.last_row ? dim : 0;
+    const auto value = [&](int channel) { return channel < end ? queries.rows.value(first + channel) : 0.0F; };
+    float largest = 0;
+    for (int i = column; i < dim; i += 4) largest = fmaxf(largest, fabsf(value(i)));
+    for (int step = 1; step < 4; step *= 2) largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, step));
+    const float unit = unit_of(largest), inverse = 1 / unit;
+#pragma unroll
+    for (int step = 0; step < S::kKeyChannels / 16; ++step) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int channel = 16 * step + 8 * half + 2 * column;
+        rows.query[step][2 * half + r] =
+            halves_of<Half::kFloat16>(value(channel) * inverse, value(channel + 1) * inverse);
+      }
+    }
+    rows.position[r] = end > 0 ? queries.positions[row / queries.g] : -1;
+    rows.scale[r] = unit / sqrtf(static_cast<float>(dim));
+    rows.highest[r] = sinks != nullptr ? sinks[work.head * queries.g + row % queries.g] : -INFINITY;
+    rows.sum[r] = sinks != nullptr && column == 0 ? 1.0F : 0.0F;
+  }
+#pragma unroll
+  for (auto& numbers : rows.out) {
+    for (float& number : numbers) number = 0;
+  }
+}
+
+using Scores = float[kTile / 8][4];
+
+/// Products of the warp's queries with the keys of a tile.
+template <class S, class KeyTile>
+__device__ void dot_products(const RowState<S>& rows, const KeyTile& keys, Scores& scores) {
+#pragma unroll
+  for (auto& numbers : scores) {
+    for (float& number : numbers) number = 0;
+  }
+#pragma unroll
+  for (int step = 0; step < S::kKeyChannels / 16; ++step) {
+#pragma unroll
+    for (int n = 0; n < kTile / 8; n += 2) {
+      Halves b[4];
+      keys.template get<false>(8 * n, 16 * step, b);
+      multiply<Half::kFloat16>(scores[n], rows.query[step], b[0], b[1]);
+      multiply<Half::kFloat16>(scores[n + 1], rows.query[step], b[2], b[3]);
     }
   }
 }
 
-/// A sink counts as a key without a value that has been seen before all others.
+/// Products -> scores of the pairs that count in this reading of the tile, -infinity for the others. units: of keys.
 template <class S>
-__device__ void begin_rows(const Work<S>& work, const CacheQueries& queries, const float* sinks, RowState<S>& rows) {
-#pragma unroll
-  for (int r = 0; r < S::kRows; ++r) {
-    const std::int64_t row = work.first_row + work.first_of_warp + r;
-    rows.position[r] = row <= work.last_row ? queries.positions[row / queries.g] : -1;
-    rows.highest[r] = sinks != nullptr ? sinks[work.head * queries.g + row % queries.g] : -INFINITY;
-    rows.sum[r] = sinks != nullptr && work.lane == 0 ? 1.0F : 0.0F;
-#pragma unroll
-    for (int s = 0; s < S::kSlots; ++s) rows.out[r][s] = 0.0F;
-  }
-}
-
-/// Dot products -> scores of the pairs that count in this reading of the tile; -infinity for the others.
-template <class S>
-__device__ void mask_scores(const RowState<S>& rows, std::int64_t key, bool decoded, const MixedCache& cache,
-                            float scale, float (&scores)[S::kRows]) {
+__device__ void mask_scores(const RowState<S>& rows, std::int64_t first, const float* units, bool decoded,
+                            const MixedCache& cache, Scores& scores) {
   const float cap = cache.scores.soft_cap;
   const std::int64_t reach = cache.scores.reach;
 #pragma unroll
-  for (int r = 0; r < S::kRows; ++r) {
-    const std::int64_t position = rows.position[r];
-    const bool counts =
-        key <= position && (reach == 0 || position - key < reach) && in_window(key, position, cache.windows) != decoded;
-    const float score = scores[r] * scale;
-    scores[r] = !counts ? -INFINITY : cap > 0 ? cap * tanhf(score / cap) : score;
+  for (int n = 0; n < kTile / 8; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int t = 8 * n + 2 * static_cast<int>(threadIdx.x % 4) + i % 2;
+      const std::int64_t key = first + t, position = rows.position[i / 2];
+      const bool counts = key <= position && (reach == 0 || position - key < reach) &&
+                          in_window(key, position, cache.windows) != decoded;
+      const float score = scores[n][i] * rows.scale[i / 2] * units[t];
+      scores[n][i] = !counts ? -INFINITY : cap > 0 ? cap * tanhf(score / cap) : score;
+    }
+  }
+}
+
+/// Scores -> weights e^(score - highest so far); what was summed with the old maximum is scaled to the new one.
+template <class S>
+__device__ void update_softmax(RowState<S>& rows, Scores& scores) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float highest = rows.highest[r];
+#pragma unroll
+    for (const auto& numbers : scores) highest = fmaxf(highest, fmaxf(numbers[2 * r], numbers[2 * r + 1]));
+    for (int step = 1; step < 4; step *= 2) highest = fmaxf(highest, __shfl_xor_sync(kAllLanes, highest, step));
+    const float correction = highest == -INFINITY ? 1.0F : expf(rows.highest[r] - highest);
+    rows.highest[r] = highest;
+    rows.sum[r] *= correction;
+#pragma unroll
+    for (auto& numbers : scores) {
+#pragma unroll
+      for (int i = 2 * r; i < 2 * r + 2; ++i) {
+        numbers[i] = highest == -INFINITY ? 0.0F : expf(numbers[i] - highest);
+        rows.sum[r] += numbers[i];
+      }
+    }
+#pragma unroll
+    for (auto& numbers : rows.out) numbers[2 * r] *= correction, numbers[2 * r + 1] *= correction;
+  }
+}
+
+/// out += weights values.
+template <class S, class ValueTile>
+__device__ void add_values(RowState<S>& rows, const Scores& weights, const ValueTile& values) {
+#pragma unroll
+  for (int step = 0; step < kTile / 16; ++step) {
+    const float(&x)[4] = weights[2 * step], (&y)[4] = weights[2 * step + 1];
+    const Halves a[4] = {halves_of<Half::kBfloat16>(x[0], x[1]), halves_of<Half::kBfloat16>(x[2], x[3]),
+                         halves_of<Half::kBfloat16>(y[0], y[1]), halves_of<Half::kBfloat16>(y[2], y[3])};
+#pragma unroll
+    for (int n = 0; n < S::kValueChannels / 8; n += 2) {
+      Halves b[4];
+      values.template get<true>(16 * step, 8 * n, b);
+      multiply<Half::kBfloat16>(rows.out[n], a, b[0], b[1]);
+      multiply<Half::kBfloat16>(rows.out[n + 1], a, b[2], b[3]);
+    }
   }
 }
 
 /// out (queries, KV heads, g, dim) = what the rows have summed, divided by the sum of their weights.
 template <class S>
-__device__ void store_rows(const Work<S>& work, const RowState<S>& rows, int g, int kv_heads, int dim, bool round,
+__device__ void store_rows(const Work& work, const RowState<S>& rows, int g, int kv_heads, int dim, bool round,
                            float* out) {
 #pragma unroll
-  for (int r = 0; r < S::kRows; ++r) {
-    const float sum = warp_sum(rows.sum[r]);
+  for (int r = 0; r < 2; ++r) {
+    float sum = rows.sum[r];
+    for (int step = 1; step < 4; step *= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
     if (rows.position[r] < 0) continue;
-    const std::int64_t row = work.first_row + work.first_of_warp + r;  // = query * g + head among the g
+    const std::int64_t row = work.row(r);  // = query * g + head among the g
     const std::int64_t out_row = (row / g * kv_heads + work.head) * g + row % g;
 #pragma unroll
-    for (int s = 0; s < S::kSlots; ++s) {
-      const int channel = work.lane + s * kWarp;
-      if (channel >= dim) continue;
-      const float value = rows.out[r][s] / sum;
-      out[out_row * dim + channel] = round ? nearest_bf16(value) : value;
+    for (int n = 0; n < S::kValueChannels / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int channel = static_cast<int>(blockIdx.z) * S::kValueChannels + 8 * n + 2 * (work.lane % 4) + i;
+        if (channel >= dim) continue;
+        const float value = rows.out[n][2 * r + i] / sum;
+        out[out_row * dim + channel] = round ? nearest_bf16(value) : value;
+      }
     }
   }
 }
@@ -203,61 +301,53 @@ __device__ void store_rows(const Work<S>& work, const RowState<S>& rows, int g, 
 template <class S>
 __global__ void __launch_bounds__(kWarps* kWarp, 2)
     mixed_attention_rows(CacheQueries queries, MixedCache cache, bool round_outputs, float* out) {
-  extern __shared__ float4 shared[];
-  const int width = padded(cache.key.stored.dim), stride = key_stride(cache.key.stored.dim);
-  constexpr int kValueWidth = S::kSlots * kWarp;
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
-  float* const q_tile = reinterpret_cast<float*>(shared);         // (kBlockRows, width)
-  float* const weight_tile = q_tile + S::kBlockRows * width;      // (kBlockRows, kTile)
-  float* const value_tile = weight_tile + S::kBlockRows * kTile;  // (kTile, kValueWidth)
-  float* const key_tile = value_tile + kTile * kValueWidth;       // (kTile, stride)
-  const Work<S> work(queries);
+  extern __shared__ uint4 shared[];  // the tiles of keys and values, and the units of keys
+  using KeyTile = Tile<Half::kFloat16, S::kKeyChannels>;
+  using ValueTile = Tile<Half::kBfloat16, S::kValueChannels>;
+  unsigned* const words = reinterpret_cast<unsigned*>(shared);
+  const KeyTile key_tile(words);
+  const ValueTile value_tile(words + 2 * KeyTile::kWords);
+  float* const units = reinterpret_cast<float*>(words + 2 * (KeyTile::kWords + ValueTile::kWords));
+  const Work work(queries);
   RowState<S> rows;
-  load_queries(work, queries, width, q_tile);
   begin_rows(work, queries, cache.scores.sinks, rows);
 
   const std::int64_t lowest = queries.positions[work.first_row / queries.g];
   const std::int64_t highest = queries.positions[work.last_row / queries.g];
-  const float scale = 1.0F / sqrtf(static_cast<float>(queries.rows.dim));
-  for (std::int64_t first = 0; first <= highest; first += kTile) {
+  const std::int64_t seen = cache.scores.reach > 0 ? max(lowest - cache.scores.reach + 1, std::int64_t{0}) : 0;
+  for (std::int64_t first = seen / kTile * kTile; first <= highest; first += kTile) {
     const TileReadings needed = tile_readings(first, min(first + kTile - 1, highest), lowest, highest, cache.windows);
     for (int reading = 0; reading < 2; ++reading) {
       const bool decoded = reading == 1;
       if (!(decoded ? needed.decoded : needed.stored)) continue;
       __syncthreads();  // nobody reads the last tile any more
-      load_tile(cache.key, work.head, first, cache.keys, decoded, width, stride, key_tile);
-      load_tile(cache.value, work.head, first, cache.keys, decoded, kValueWidth, kValueWidth, value_tile);
+      key_tile.load(decoded ? cache.key.decoded : cache.key.stored, work.head, first, cache.keys, 0, units);
+      value_tile.load(decoded ? cache.value.decoded : cache.value.stored, work.head, first, cache.keys,
+                      static_cast<int>(blockIdx.z) * S::kValueChannels, nullptr);
       __syncthreads();
-      float weights[S::kRows];
-      dot_products(q_tile + work.first_of_warp * width, key_tile + work.lane * stride, width, weights);
-      mask_scores(rows, first + work.lane, decoded, cache, scale, weights);
-      update_softmax(rows, weights);
-      add_values(rows, weights, value_tile, work.lane, weight_tile + warp * S::kRows * kTile);
+      Scores scores;
+      dot_products(rows, key_tile, scores);
+      mask_scores(rows, first, units, decoded, cache, scores);
+      update_softmax(rows, scores);
+      add_values(rows, scores, value_tile);
     }
   }
   store_rows(work, rows, queries.g, cache.kv_heads, cache.value.stored.dim, round_outputs, out);
 }
 
-using Kernel = void (*)(CacheQueries, MixedCache, bool, float*);
-
-/// A kernel, the output channels of a lane and the rows of a block.
+/// A kernel, its shared memory, and the output channels of a block.
 struct Choice {
-  Kernel kernel;
-  int slots, block_rows;
+  void (*kernel)(CacheQueries, MixedCache, bool, float*);
+  int bytes, channels;
 };
 template <class S>
 Choice choice() {
-  static_assert(shared_bytes(S::kBlockRows, S::kSlots, kWarp * S::kSlots) <=
-                99 << 10);  // compute capability 8.6 and 8.9
-  return {mixed_attention_rows<S>, S::kSlots, S::kBlockRows};
+  static_assert(S::kBytes <= 99 << 10);  // compute capability 8.6 and 8.9
+  return {mixed_attention_rows<S>, S::kBytes, S::kValueChannels};
 }
-/// dim: of keys or of values, whichever is larger. Large heads leave room for fewer rows.
-Choice choose(int dim) {
-  if (dim <= 64) return choice<Shape<2, 8>>();
-  if (dim <= 96) return choice<Shape<3, 8>>();
-  if (dim <= 128) return choice<Shape<4, 8>>();
-  if (dim <= 192) return choice<Shape<6, 4>>();
-  return choice<Shape<8, 2>>();
+Choice choose(int key_dim, int value_dim) {
+  if (std::max(key_dim, value_dim) <= 64) return choice<Shape<64, 64>>();
+  return key_dim <= 128 ? choice<Shape<128, 128>>() : choice<Shape<256, 128>>();
 }
 
 void check_dim(int dim) {
@@ -270,15 +360,14 @@ void check_dim(int dim) {
 
 void mixed_attention(const Context& context, const CacheQueries& queries, const MixedCache& cache, bool round_outputs,
                      float* out) {
-  check_dim(cache.key.stored.dim);
-  check_dim(cache.value.stored.dim);
+  const int value_dim = cache.value.stored.dim;
+  check_dim(std::max(cache.key.stored.dim, value_dim));
   const std::int64_t rows = queries.count * queries.g;
   if (rows == 0) return;
-  const int dim = cache.key.stored.dim;
-  const auto [kernel, slots, block_rows] = choose(std::max(dim, cache.value.stored.dim));
-  const int bytes = shared_bytes(block_rows, slots, dim);
+  const auto [kernel, bytes, channels] = choose(cache.key.stored.dim, value_dim);
   OSCAR_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-  const dim3 grid(static_cast<unsigned>((rows + block_rows - 1) / block_rows), static_cast<unsigned>(cache.kv_heads));
+  const dim3 grid(static_cast<unsigned>((rows + kBlockRows - 1) / kBlockRows), static_cast<unsigned>(cache.kv_heads),
+                  static_cast<unsigned>((value_dim + channels - 1) / channels));
   kernel<<<grid, kWarps * kWarp, static_cast<std::size_t>(bytes), context.stream()>>>(queries, cache, round_outputs,
                                                                                       out);
   OSCAR_CUDA_LAUNCHED("mixed_attention_rows");

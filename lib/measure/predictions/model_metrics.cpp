@@ -20,8 +20,9 @@ namespace {
 std::vector<std::vector<TextFigures>> compare_states(const ModelConfig& config, std::span<const TokenSequence> texts,
                                                      const FinalStates& exact,
                                                      std::span<const FinalStates* const> runs) {
-  constexpr std::size_t kLogits = std::size_t{1} << 23;  // of one run, at a time
-  const std::size_t at_once = std::max<std::size_t>(kLogits / static_cast<std::size_t>(config.vocab_size), 1);
+  // Of one run, at a time; many threads share a host's memory, and few calls keep a GPU busy.
+  const std::size_t logits = std::size_t{1} << (exact.concurrent_calls() == 0 ? 23 : 26);
+  const std::size_t at_once = std::max<std::size_t>(logits / static_cast<std::size_t>(config.vocab_size), 1);
   std::vector<std::vector<TextFigures>> figures(runs.size(), std::vector<TextFigures>(texts.size()));
   std::vector<std::pair<std::size_t, std::size_t>> blocks;  // text, first position
   for (std::size_t text = 0; text < texts.size(); ++text) {

@@ -62,7 +62,7 @@ std::unique_ptr<Weights> load_head_weights(const WeightRoute& route) {
   auto weights = std::make_unique<Weights>(route.config, route.config.blocks.front());
   weights->put("norm.weight", load_tensor(route, kFinalNormName));
   if (route.config.norm_bias) weights->put("norm.bias", load_tensor(route, kFinalNormBiasName));
-  weights->put("head", load_tensor(route, head_weight_name(route.config)));
+  weights->put("head.weight", load_tensor(route, head_weight_name(route.config)));
   return weights;
 }
 
@@ -73,7 +73,7 @@ void finish_logits(const Weights& head, at::Tensor& logits) {
 }
 
 void write_logits(const Weights& head, const at::Tensor& hidden, std::int64_t first, std::span<float> logits) {
-  const at::Tensor& matrix = head.at("head");
+  const at::Tensor& matrix = head.at("head.weight");
   const std::int64_t vocab = matrix.size(0), wanted = static_cast<std::int64_t>(logits.size()) / vocab;
   OSCAR_CHECK(logits.size() == static_cast<std::size_t>(wanted * vocab) && first + wanted <= hidden.size(0));
   const at::Tensor normed = head.norm(hidden.narrow(0, first, wanted), "norm");
@@ -118,7 +118,7 @@ at::Tensor figures_of(const Predictions& p, const Predictions& q, const at::Tens
 void compare_predictions(const Weights& head, const at::Tensor& exact, std::span<const at::Tensor> others,
                          std::span<const std::int32_t> next, std::span<const std::span<PositionFigures>> out) {
   const auto logits_of = [&](const at::Tensor& hidden) {
-    at::Tensor logits = at::linear(head.norm(hidden, "norm"), head.at("head")).to(at::kFloat);
+    at::Tensor logits = head.linear(head.norm(hidden, "norm"), "head").to(at::kFloat);
     finish_logits(head, logits);
     return logits;
   };

@@ -246,7 +246,7 @@ std::vector<CacheGradients> pull_back(const WeightRoute& route, const Weights& l
 
 std::vector<at::Tensor> likelihood_gradients(const Weights& head, const at::Tensor& hidden,
                                              std::span<const std::vector<float>> draws) {
-  const at::Tensor& matrix = head.at("head");
+  const at::Tensor& matrix = head.at("head.weight");
   const double scale = head.config().logit_scale, cap = head.config().logit_soft_cap;
   const std::int64_t rows = hidden.size(0), logits_at_once = hidden.is_cpu() ? kLogits : kGpuLogits;
   const std::int64_t at_once = std::max<std::int64_t>(1, logits_at_once / matrix.size(0));

@@ -2,6 +2,7 @@
 #include "model/torch/weights.hpp"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/floor_divide.h>
 #include <ATen/ops/from_blob.h>
@@ -314,33 +315,47 @@ at::Tensor normalize(const at::Tensor& x, double eps) {
 namespace {
 
 /// A float32 tensor as the sum of two of bfloat16, but for 2^-17 of each value.
-std::array<at::Tensor, 2> halves_of(const at::Tensor& x) {
-  const at::Tensor high = x.to(at::kBFloat16);
-  return {high, (x - high).to(at::kBFloat16)};
-}
+struct Halves {
+  at::Tensor high, low;
 
-/// x W^T of float32 on a GPU, whose tensor cores take it in three products of halves; that of both low halves, some
-/// 2^-16 of each term, is left out.
-at::Tensor product_of_halves(const at::Tensor& x, const at::Tensor& weight) {
-  const auto rows = halves_of(x.reshape({-1, x.size(-1)})), columns = halves_of(weight.t());
-  at::Tensor out = at::mm(rows[0], columns[1], at::kFloat).add_(at::mm(rows[1], columns[0], at::kFloat));
-  std::vector<std::int64_t> shape = x.sizes().vec();
-  shape.back() = weight.size(0);
-  return out.add_(at::mm(rows[0], columns[0], at::kFloat)).view(shape);
+  explicit Halves(const at::Tensor& x) : high(x.to(at::kBFloat16)), low((x - high).to(at::kBFloat16)) {}
+};
+
+/// What x W^T of float32 is a product of on a GPU's tensor cores: for each value of x and of W the three products of
+/// their halves that count. x (n, in) and W (out, in) become (n, 3 in) and (out, 3 in).
+at::Tensor factor_of_rows(const at::Tensor& x) {
+  const Halves halves(x);
+  return at::cat({halves.low, halves.high, halves.high}, 1);
 }
+at::Tensor factor_of_weight(const at::Tensor& weight) {
+  const Halves halves(weight);
+  return at::cat({halves.high, halves.low, halves.high}, 1);
+}
+constexpr const char* kFactor = " by halves";  // names such a factor, behind the name of its weight
 
 }  // namespace
 
 at::Tensor Weights::linear(const at::Tensor& x, const std::string& part) const {
   constexpr std::int64_t kManyRows = 128;  // fewer do not pay for halves of the weights
-  const std::string bias = part + ".bias";
-  const at::Tensor weight = at(part + ".weight").to(x.scalar_type());
+  const std::string bias = part + ".bias", name = part + ".weight";
+  const at::Tensor weight = at(name).to(x.scalar_type());
   const auto added = contains(bias) ? std::optional(at(bias).to(x.scalar_type())) : std::nullopt;
   const bool by_halves = !x.is_cpu() && x.scalar_type() == at::kFloat && !at::GradMode::is_enabled() &&
                          x.numel() >= kManyRows * x.size(-1);
   if (!by_halves) return at::linear(x, weight, added);
-  at::Tensor out = product_of_halves(x, weight);
+  const at::Tensor factor = contains(name + kFactor) ? at(name + kFactor) : factor_of_weight(weight);
+  std::vector<std::int64_t> shape = x.sizes().vec();
+  shape.back() = weight.size(0);
+  at::Tensor out = at::mm(factor_of_rows(x.reshape({-1, x.size(-1)})), factor.t(), at::kFloat).view(shape);
   return added ? out.add_(*added) : out;
+}
+
+void Weights::prepare_products() {
+  std::vector<std::string> matrices;
+  for (const auto& [name, tensor] : tensors_) {
+    if (name.ends_with(".weight") && tensor.dim() == 2) matrices.push_back(name);
+  }
+  for (const std::string& name : matrices) put(name + kFactor, factor_of_weight(at(name)));
 }
 
 at::Tensor Weights::exact_norm(const at::Tensor& x, const std::string& part) const {
@@ -381,6 +396,7 @@ std::unique_ptr<Weights> load_layer_weights(const WeightRoute& route, int layer)
     weight = {};
   }
   take_apart(*weights);
+  if (route.device.is_gpu() && route.device.dtype() == at::kFloat) weights->prepare_products();
   loading.finish();
   return weights;
 }

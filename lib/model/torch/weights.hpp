@@ -28,6 +28,8 @@ class Weights : public LoadedWeights {
   /// x W^T + b, with the bias if there is one, in the type of x. x (…, in). A GPU multiplies many
   /// rows of float32 as sums of two bfloat16 numbers each, which leaves out some 2^-16 of each term.
   [[nodiscard]] at::Tensor linear(const at::Tensor& x, const std::string& part) const;
+  /// Keeps of all float32 matrices what linear() multiplies many rows with on a GPU, six bytes a number.
+  void prepare_products();
   /// Norm over the last dimension as the model has it, in fp32; x itself if `part` is empty.
   [[nodiscard]] at::Tensor exact_norm(const at::Tensor& x, const std::string& part) const;
   /// Norm over the last dimension as the model has it, in the type of x.
