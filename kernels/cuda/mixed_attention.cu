@@ -4,8 +4,9 @@
 //
 // A block of threads serves neighbouring rows of one KV head, 16 a warp, a row being one query head at one position.
 // It goes through the keys in tiles. A tile is brought to shared memory once for all rows, as stored, decoded, or one
-// after the other where some rows need this and some that; in each reading a pair of row and key counts if it is the
-// row's reading of that key, so every key that a row sees counts exactly once. Softmax is kept up to date:
+// after the other where some rows need this and some that, while the block works on the tile before; in each reading a
+// pair of row and key counts if it is the row's reading of that key, so every key that a row sees counts exactly once.
+// Softmax is kept up to date:
 //   m' = max(m, s_j)   sum' = sum e^(m - m') + sum_j e^(s_j - m')   o' = o e^(m - m') + sum_j e^(s_j - m') v_j
 //
 // Tensor cores multiply. Each number is the sum of two that they take, and the product of both low ones is left out.
@@ -25,8 +26,12 @@ namespace oscar::cuda {
 namespace {
 
 constexpr int kWarps = 4, kWarpRows = 16, kBlockRows = kWarps * kWarpRows;
-constexpr int kTile = 32;  // keys
 constexpr int kLargestHead = 256;
+/// Keys are padded to whole numbers of these, of which tiles have parts.
+constexpr int kPaddedKeys = 32;
+
+/// Where something is in shared memory.
+__device__ unsigned address_of(const void* shared) { return static_cast<unsigned>(__cvta_generic_to_shared(shared)); }
 
 /// Two neighbouring numbers, each as the sum of a high and a low one of 16 bits.
 struct Halves {
@@ -60,70 +65,139 @@ __device__ float unit_of(float largest) {
   return ldexpf(1, max(exponent, kLowest));
 }
 
-/// Channels of keys and of values in a block's tiles. Rows are padded so that eight of them lie in different banks.
-template <int kKeys, int kValues>
-struct Shape {
-  static constexpr int kKeyChannels = kKeys, kValueChannels = kValues;
-  static constexpr int kBytes = 4 * kTile * (kKeys + 8 + kValues + 8) + 4 * kTile;
+/// Rows of one side of a cache as halves, (heads, keys, channels), zeros behind the last channel and the last key: of
+/// each KV head as stored, and behind those, where that is not the same, as decoded.
+struct HalvedView {
+  std::uint16_t *high, *low;
+  float* units;  // (heads, keys): what each row was divided by
+  std::int64_t keys;
+  int channels, heads_before_decoded;
 };
 
-/// (kTile, kChannels) of 16-bit numbers in shared memory: all high halves, then all low ones.
-template <Half kType, int kChannels>
+/// A warp takes a row. blockIdx: x the keys, y the KV head, of which the first goes to `first_head`.
+template <Half kType>
+__global__ void halve_rows(RowsView rows, std::int64_t keys, HalvedView halved, int first_head) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const std::int64_t key = task_index() / kWarp, to = (first_head + blockIdx.y) * halved.keys + key;
+  if (key >= halved.keys) return;
+  const std::int64_t from = (blockIdx.y * keys + key) * rows.dim;
+  const int end = key < keys ? rows.dim : 0;
+  const auto value = [&](int channel) { return channel < end ? rows.value(from + channel) : 0.0F; };
+  float unit = 1;
+  if constexpr (kType == Half::kFloat16) {
+    float largest = 0;
+    for (int i = lane; i < end; i += kWarp) largest = fmaxf(largest, fabsf(value(i)));
+    unit = unit_of(warp_max(largest));
+  }
+  if (lane == 0) halved.units[to] = unit;
+  for (int i = 2 * lane; i < halved.channels; i += 2 * kWarp) {
+    const Halves halves = halves_of<kType>(value(i) / unit, value(i + 1) / unit);
+    *reinterpret_cast<unsigned*>(halved.high + to * halved.channels + i) = halves.high;
+    *reinterpret_cast<unsigned*>(halved.low + to * halved.channels + i) = halves.low;
+  }
+}
+
+template <Half kType>
+class HalvedSide {
+ public:
+  HalvedSide(const Context& context, const CacheSide& side, int heads, std::int64_t keys, int channels)
+      : view_{.keys = (keys + kPaddedKeys - 1) / kPaddedKeys * kPaddedKeys, .channels = channels} {
+    const bool differ = side.decoded.values != side.stored.values;
+    view_.heads_before_decoded = differ ? heads : 0;
+    const auto rows = static_cast<std::size_t>((differ ? 2 : 1) * heads * view_.keys);
+    high_ = DeviceBuffer<std::uint16_t>(context, rows * static_cast<std::size_t>(channels));
+    low_ = DeviceBuffer<std::uint16_t>(context, high_.size());
+    units_ = DeviceBuffer<float>(context, rows);
+    view_.high = high_.data(), view_.low = low_.data(), view_.units = units_.data();
+    const dim3 grid(blocks_for(static_cast<std::size_t>(view_.keys) * kWarp), static_cast<unsigned>(heads));
+    halve_rows<kType><<<grid, kThreads, 0, context.stream()>>>(side.stored, keys, view_, 0);
+    if (differ) halve_rows<kType><<<grid, kThreads, 0, context.stream()>>>(side.decoded, keys, view_, heads);
+    OSCAR_CUDA_LAUNCHED("halve_rows");
+  }
+  [[nodiscard]] const HalvedView& view() const { return view_; }
+
+ private:
+  HalvedView view_;
+  DeviceBuffer<std::uint16_t> high_, low_;
+  DeviceBuffer<float> units_;
+};
+
+/// The keys of a tile, and the channels of keys and of values that a block takes.
+template <int kKeys, int kOfKeys, int kOfValues>
+struct Shape {
+  static constexpr int kTile = kKeys, kKeyChannels = kOfKeys, kValueChannels = kOfValues;
+};
+
+/// (kTile, kChannels) of 16-bit numbers in shared memory: all high halves, then all low ones. Rows are padded so that
+/// eight of them lie in different banks.
+template <int kTile, int kChannels>
 class Tile {
  public:
-  static constexpr int kStride = kChannels + 8, kWords = kTile * kStride / 2;
+  static constexpr unsigned kStride = 2 * (kChannels + 8), kPlane = kTile * kStride, kBytes = 2 * kPlane;
 
-  __device__ explicit Tile(unsigned* words)
-      : words_(words), address_(static_cast<unsigned>(__cvta_generic_to_shared(words))) {}
+  __device__ explicit Tile(unsigned address) : address_(address) {}
 
-  /// Rows [first, first + kTile) of one KV head from channel `begin` on: zeros behind the last channel and the last
-  /// key. units (kTile): what each row was divided by; null: nothing.
-  __device__ void load(const RowsView& rows, int head, std::int64_t first, std::int64_t keys, int begin,
-                       float* units) const {
-    const int lane = static_cast<int>(threadIdx.x) % kWarp;
-    for (int t = static_cast<int>(threadIdx.x) / kWarp; t < kTile; t += kWarps) {
-      const std::int64_t row = (head * keys + first + t) * rows.dim + begin;
-      const int end = first + t < keys ? rows.dim - begin : 0;
-      float x[kChannels / kWarp], largest = 0;
+  /// Begins to copy rows [first, first + kTile) of a head from channel `begin` on.
+  __device__ void copy(const HalvedView& rows, int head, std::int64_t first, int begin) const {
+    constexpr int kPiece = 8, kPieces = kChannels / kPiece;
+    const std::int64_t from = (head * rows.keys + first) * rows.channels + begin;
 #pragma unroll
-      for (int n = 0; n < kChannels / kWarp; ++n) {
-        const int channel = n / 2 * 2 * kWarp + 2 * lane + n % 2;
-        x[n] = channel < end ? rows.value(row + channel) : 0.0F;
-        largest = fmaxf(largest, fabsf(x[n]));
-      }
-      float inverse = 1;
-      if (units != nullptr) {
-        const float unit = unit_of(warp_max(largest));
-        inverse = 1 / unit;
-        if (lane == 0) units[t] = unit;
-      }
-#pragma unroll
-      for (int n = 0; n < kChannels / kWarp; n += 2) {
-        const Halves halves = halves_of<kType>(x[n] * inverse, x[n + 1] * inverse);
-        unsigned* const word = words_ + t * kStride / 2 + n / 2 * kWarp + lane;
-        word[0] = halves.high;
-        word[kWords] = halves.low;
-      }
+    for (int i = static_cast<int>(threadIdx.x); i < kTile * kPieces; i += kWarps * kWarp) {
+      const int row = i / kPieces, piece = i % kPieces;
+      const std::int64_t at = from + row * rows.channels + piece * kPiece;
+      const unsigned to = address_ + row * kStride + piece * kPiece * 2;
+      copy_async<16>(to, rows.high + at);
+      copy_async<16>(to + kPlane, rows.low + at);
     }
   }
 
-  /// For 16 keys and 16 channels the second factors of four products: of keys, b0 and b1 of the first and of the last
-  /// eight keys; of values, which are transposed, of the first and of the last eight channels.
+  /// For 16 keys and 16 channels the second factors of two products, b0 and b1 of each: of keys, of the first and of
+  /// the last eight; of values, which are transposed, of the first and of the last eight channels.
   template <bool kTransposed>
   __device__ void get(int key, int channel, Halves (&b)[4]) const {
     const int lane = static_cast<int>(threadIdx.x) % kWarp, second = lane / 8 % 2 * 8, last = lane / 16 * 8;
     const int row = key + lane % 8 + (kTransposed ? second : last), column = channel + (kTransposed ? last : second);
-    const unsigned from = address_ + 2 * static_cast<unsigned>(row * kStride + column);
+    const unsigned from = address_ + row * kStride + 2 * column;
     unsigned high[4], low[4];
     load_matrices<kTransposed>(from, high);
-    load_matrices<kTransposed>(from + 4 * kWords, low);
+    load_matrices<kTransposed>(from + kPlane, low);
 #pragma unroll
     for (int i = 0; i < 4; ++i) b[i] = {high[i], low[i]};
   }
 
  private:
-  unsigned* words_;
   unsigned address_;
+};
+
+/// One reading of a tile by a block.
+struct Reading {
+  std::int64_t first;  // key
+  bool decoded;
+};
+
+/// What a block has in shared memory of one reading.
+template <class S>
+struct TilePlace {
+  using Keys = Tile<S::kTile, S::kKeyChannels>;
+  using Values = Tile<S::kTile, S::kValueChannels>;
+  static constexpr unsigned kUnits = Keys::kBytes + Values::kBytes, kBytes = kUnits + 4 * S::kTile;
+  Keys keys;
+  Values values;
+  float* units;  // (kTile), of keys
+
+  __device__ explicit TilePlace(unsigned char* shared)
+      : keys(address_of(shared)),
+        values(address_of(shared + Keys::kBytes)),
+        units(reinterpret_cast<float*>(shared + kUnits)) {}
+
+  __device__ void copy(const HalvedView& key, const HalvedView& value, int head, const Reading& reading) const {
+    const int key_head = head + (reading.decoded ? key.heads_before_decoded : 0);
+    keys.copy(key, key_head, reading.first, 0);
+    values.copy(value, head + (reading.decoded ? value.heads_before_decoded : 0), reading.first,
+                static_cast<int>(blockIdx.z) * S::kValueChannels);
+    if (threadIdx.x >= S::kTile) return;
+    copy_async<4>(address_of(units + threadIdx.x), key.units + key_head * key.keys + reading.first + threadIdx.x);
+  }
 };
 
 /// The rows of this block, and this lane's share of them: two rows, eight apart. blockIdx: x the rows, y the KV head,
@@ -190,11 +264,12 @@ __device__ void begin_rows(const Work& work, const CacheQueries& queries, const 
   }
 }
 
-using Scores = float[kTile / 8][4];
+template <class S>
+using Scores = float[S::kTile / 8][4];
 
 /// Products of the warp's queries with the keys of a tile.
-template <class S, class KeyTile>
-__device__ void dot_products(const RowState<S>& rows, const KeyTile& keys, Scores& scores) {
+template <class S>
+__device__ void dot_products(const RowState<S>& rows, const Tile<S::kTile, S::kKeyChannels>& keys, Scores<S>& scores) {
 #pragma unroll
   for (auto& numbers : scores) {
     for (float& number : numbers) number = 0;
@@ -202,7 +277,7 @@ __device__ void dot_products(const RowState<S>& rows, const KeyTile& keys, Score
 #pragma unroll
   for (int step = 0; step < S::kKeyChannels / 16; ++step) {
 #pragma unroll
-    for (int n = 0; n < kTile / 8; n += 2) {
+    for (int n = 0; n < S::kTile / 8; n += 2) {
       Halves b[4];
       keys.template get<false>(8 * n, 16 * step, b);
       multiply<Half::kFloat16>(scores[n], rows.query[step], b[0], b[1]);
@@ -211,21 +286,21 @@ __device__ void dot_products(const RowState<S>& rows, const KeyTile& keys, Score
   }
 }
 
-/// Products -> scores of the pairs that count in this reading of the tile, -infinity for the others. units: of keys.
+/// Products -> scores of the pairs that count in this reading of the tile, -infinity for the others.
 template <class S>
-__device__ void mask_scores(const RowState<S>& rows, std::int64_t first, const float* units, bool decoded,
-                            const MixedCache& cache, Scores& scores) {
+__device__ void mask_scores(const RowState<S>& rows, const TilePlace<S>& place, const Reading& reading,
+                            const MixedCache& cache, Scores<S>& scores) {
   const float cap = cache.scores.soft_cap;
   const std::int64_t reach = cache.scores.reach;
 #pragma unroll
-  for (int n = 0; n < kTile / 8; ++n) {
+  for (int n = 0; n < S::kTile / 8; ++n) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int t = 8 * n + 2 * static_cast<int>(threadIdx.x % 4) + i % 2;
-      const std::int64_t key = first + t, position = rows.position[i / 2];
+      const std::int64_t key = reading.first + t, position = rows.position[i / 2];
       const bool counts = key <= position && (reach == 0 || position - key < reach) &&
-                          in_window(key, position, cache.windows) != decoded;
-      const float score = scores[n][i] * rows.scale[i / 2] * units[t];
+                          in_window(key, position, cache.windows) != reading.decoded;
+      const float score = scores[n][i] * rows.scale[i / 2] * place.units[t];
       scores[n][i] = !counts ? -INFINITY : cap > 0 ? cap * tanhf(score / cap) : score;
     }
   }
@@ -233,7 +308,7 @@ __device__ void mask_scores(const RowState<S>& rows, std::int64_t first, const f
 
 /// Scores -> weights e^(score - highest so far); what was summed with the old maximum is scaled to the new one.
 template <class S>
-__device__ void update_softmax(RowState<S>& rows, Scores& scores) {
+__device__ void update_softmax(RowState<S>& rows, Scores<S>& scores) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float highest = rows.highest[r];
@@ -257,10 +332,11 @@ __device__ void update_softmax(RowState<S>& rows, Scores& scores) {
 }
 
 /// out += weights values.
-template <class S, class ValueTile>
-__device__ void add_values(RowState<S>& rows, const Scores& weights, const ValueTile& values) {
+template <class S>
+__device__ void add_values(RowState<S>& rows, const Scores<S>& weights,
+                           const Tile<S::kTile, S::kValueChannels>& values) {
 #pragma unroll
-  for (int step = 0; step < kTile / 16; ++step) {
+  for (int step = 0; step < S::kTile / 16; ++step) {
     const float(&x)[4] = weights[2 * step], (&y)[4] = weights[2 * step + 1];
     const Halves a[4] = {halves_of<Half::kBfloat16>(x[0], x[1]), halves_of<Half::kBfloat16>(x[2], x[3]),
                          halves_of<Half::kBfloat16>(y[0], y[1]), halves_of<Half::kBfloat16>(y[2], y[3])};
@@ -298,56 +374,78 @@ __device__ void store_rows(const Work& work, const RowState<S>& rows, int g, int
   }
 }
 
+/// The readings that a block needs, in order.
+template <class S>
+struct Readings {
+  std::int64_t lowest, highest;  // positions of its rows
+  Windows windows;
+
+  /// Moves to the next reading; false behind the last.
+  __device__ bool advance(Reading& now) const {
+    do {
+      now.first += now.decoded ? S::kTile : 0;
+      now.decoded = !now.decoded;
+      if (now.first > highest) return false;
+      const TileReadings needed =
+          tile_readings(now.first, min(now.first + S::kTile - 1, highest), lowest, highest, windows);
+      if (now.decoded ? needed.decoded : needed.stored) return true;
+    } while (true);
+  }
+};
+
 template <class S>
 __global__ void __launch_bounds__(kWarps* kWarp, 2)
-    mixed_attention_rows(CacheQueries queries, MixedCache cache, bool round_outputs, float* out) {
-  extern __shared__ uint4 shared[];  // the tiles of keys and values, and the units of keys
-  using KeyTile = Tile<Half::kFloat16, S::kKeyChannels>;
-  using ValueTile = Tile<Half::kBfloat16, S::kValueChannels>;
-  unsigned* const words = reinterpret_cast<unsigned*>(shared);
-  const KeyTile key_tile(words);
-  const ValueTile value_tile(words + 2 * KeyTile::kWords);
-  float* const units = reinterpret_cast<float*>(words + 2 * (KeyTile::kWords + ValueTile::kWords));
+    mixed_attention_rows(CacheQueries queries, MixedCache cache, HalvedView key, HalvedView value, bool round_outputs,
+                         float* out) {
+  extern __shared__ uint4 shared[];  // two TilePlaces
+  const auto place = [bytes = reinterpret_cast<unsigned char*>(shared)](int i) {
+    return TilePlace<S>(bytes + i * TilePlace<S>::kBytes);
+  };
   const Work work(queries);
+  const Readings<S> readings{queries.positions[work.first_row / queries.g],
+                             queries.positions[work.last_row / queries.g], cache.windows};
+  const std::int64_t reach = cache.scores.reach;
+  const std::int64_t seen = reach > 0 ? max(readings.lowest - reach + 1, std::int64_t{0}) : 0;
+  Reading next{seen / S::kTile * S::kTile - S::kTile, true};
+  bool more = readings.advance(next);
+  if (more) place(0).copy(key, value, work.head, next);
+  commit_copies();
   RowState<S> rows;
   begin_rows(work, queries, cache.scores.sinks, rows);
-
-  const std::int64_t lowest = queries.positions[work.first_row / queries.g];
-  const std::int64_t highest = queries.positions[work.last_row / queries.g];
-  const std::int64_t seen = cache.scores.reach > 0 ? max(lowest - cache.scores.reach + 1, std::int64_t{0}) : 0;
-  for (std::int64_t first = seen / kTile * kTile; first <= highest; first += kTile) {
-    const TileReadings needed = tile_readings(first, min(first + kTile - 1, highest), lowest, highest, cache.windows);
-    for (int reading = 0; reading < 2; ++reading) {
-      const bool decoded = reading == 1;
-      if (!(decoded ? needed.decoded : needed.stored)) continue;
-      __syncthreads();  // nobody reads the last tile any more
-      key_tile.load(decoded ? cache.key.decoded : cache.key.stored, work.head, first, cache.keys, 0, units);
-      value_tile.load(decoded ? cache.value.decoded : cache.value.stored, work.head, first, cache.keys,
-                      static_cast<int>(blockIdx.z) * S::kValueChannels, nullptr);
-      __syncthreads();
-      Scores scores;
-      dot_products(rows, key_tile, scores);
-      mask_scores(rows, first, units, decoded, cache, scores);
-      update_softmax(rows, scores);
-      add_values(rows, scores, value_tile);
-    }
+  for (int i = 0; more; i = 1 - i) {
+    const Reading now = next;
+    more = readings.advance(next);
+    if (more) place(1 - i).copy(key, value, work.head, next);
+    commit_copies();
+    wait_for_copies<1>();
+    __syncthreads();
+    Scores<S> scores;
+    dot_products(rows, place(i).keys, scores);
+    mask_scores(rows, place(i), now, cache, scores);
+    update_softmax(rows, scores);
+    add_values(rows, scores, place(i).values);
+    __syncthreads();  // nobody reads this tile any more
   }
   store_rows(work, rows, queries.g, cache.kv_heads, cache.value.stored.dim, round_outputs, out);
 }
 
-/// A kernel, its shared memory, and the output channels of a block.
-struct Choice {
-  void (*kernel)(CacheQueries, MixedCache, bool, float*);
-  int bytes, channels;
-};
 template <class S>
-Choice choice() {
-  static_assert(S::kBytes <= 99 << 10);  // compute capability 8.6 and 8.9
-  return {mixed_attention_rows<S>, S::kBytes, S::kValueChannels};
-}
-Choice choose(int key_dim, int value_dim) {
-  if (std::max(key_dim, value_dim) <= 64) return choice<Shape<64, 64>>();
-  return key_dim <= 128 ? choice<Shape<128, 128>>() : choice<Shape<256, 128>>();
+void attend_by(const Context& context, const CacheQueries& queries, const MixedCache& cache, bool round_outputs,
+               float* out) {
+  constexpr int kBytes = 2 * TilePlace<S>::kBytes;
+  static_assert(kBytes <= 99 << 10);  // compute capability 8.6 and 8.9
+  const int value_blocks = (cache.value.stored.dim + S::kValueChannels - 1) / S::kValueChannels;
+  const HalvedSide<Half::kFloat16> key(context, cache.key, cache.kv_heads, cache.keys, S::kKeyChannels);
+  const HalvedSide<Half::kBfloat16> value(context, cache.value, cache.kv_heads, cache.keys,
+                                          value_blocks * S::kValueChannels);
+  const std::int64_t rows = queries.count * queries.g;
+  const dim3 grid(static_cast<unsigned>((rows + kBlockRows - 1) / kBlockRows), static_cast<unsigned>(cache.kv_heads),
+                  static_cast<unsigned>(value_blocks));
+  const auto kernel = mixed_attention_rows<S>;
+  OSCAR_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+  kernel<<<grid, kWarps * kWarp, kBytes, context.stream()>>>(queries, cache, key.view(), value.view(), round_outputs,
+                                                             out);
+  OSCAR_CUDA_LAUNCHED("mixed_attention_rows");
 }
 
 void check_dim(int dim) {
@@ -360,17 +458,13 @@ void check_dim(int dim) {
 
 void mixed_attention(const Context& context, const CacheQueries& queries, const MixedCache& cache, bool round_outputs,
                      float* out) {
-  const int value_dim = cache.value.stored.dim;
-  check_dim(std::max(cache.key.stored.dim, value_dim));
-  const std::int64_t rows = queries.count * queries.g;
-  if (rows == 0) return;
-  const auto [kernel, bytes, channels] = choose(cache.key.stored.dim, value_dim);
-  OSCAR_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-  const dim3 grid(static_cast<unsigned>((rows + kBlockRows - 1) / kBlockRows), static_cast<unsigned>(cache.kv_heads),
-                  static_cast<unsigned>((value_dim + channels - 1) / channels));
-  kernel<<<grid, kWarps * kWarp, static_cast<std::size_t>(bytes), context.stream()>>>(queries, cache, round_outputs,
-                                                                                      out);
-  OSCAR_CUDA_LAUNCHED("mixed_attention_rows");
+  const int key_dim = cache.key.stored.dim, value_dim = cache.value.stored.dim;
+  check_dim(std::max(key_dim, value_dim));
+  if (queries.count * queries.g == 0) return;
+  const auto attend = std::max(key_dim, value_dim) <= 64 ? attend_by<Shape<32, 64, 64>>
+                      : key_dim <= 128                   ? attend_by<Shape<32, 128, 128>>
+                                                         : attend_by<Shape<16, 256, 128>>;
+  attend(context, queries, cache, round_outputs, out);
 }
 
 }  // namespace oscar::cuda

@@ -81,29 +81,28 @@ void attend_from(const Setting& setting, const KvMethod& method, int layer, cons
          out.subspan(before));
 }
 
-/// Runs the model with the attention of a method; null: exact attention. `hooks` say what to do with what it predicts;
-/// in the last layer only the queries whose logits are wanted need attention.
-void run(Setting& setting, std::span<const TokenSequence> sequences, const KvMethod* method, RunHooks hooks) {
+/// From which token of a sequence on predictions are wanted.
+using FirstWanted = std::function<std::int64_t(std::size_t sequence)>;
+
+/// What is behind the last layer where the model runs with the attention of a method; null: exact attention. In the
+/// last layer only the queries whose predictions are wanted need attention.
+std::unique_ptr<FinalStates> final_states(Setting& setting, std::span<const TokenSequence> sequences,
+                                          const KvMethod* method, const FirstWanted& first_wanted) {
+  std::unique_ptr<FinalStates> states;
+  RunHooks hooks{.final_states = [&](std::unique_ptr<FinalStates> all) { states = std::move(all); }};
   hooks.layer_done = [&setting, tokens = tokens_of(sequences)](int) { setting.add_work(tokens); };
   if (method != nullptr) {
     const ModelConfig& config = setting.runner.config();
     const int last_layer = config.num_layers - 1;
-    hooks.attention = [=, &setting, &config, last = hooks.last_logits](int layer, std::size_t i, const QkvView& qkv,
-                                                                       std::span<float> out) {
+    hooks.attention = [=, &setting, &config](int layer, std::size_t i, const QkvView& qkv, std::span<float> out) {
       const int cache = config.cache_of(layer);  // as the method stores it, whoever reads it
       if (!setting.rules.contains(cache)) return false;
-      attend_from(setting, *method, cache, qkv, last && layer == last_layer ? qkv.q.num_tokens - last(i) : 0, out);
+      attend_from(setting, *method, cache, qkv, layer == last_layer ? first_wanted(i) : 0, out);
       return true;
     };
   }
   Status quiet;  // the runner counts the sequences of each layer
   setting.runner.run(sequences, hooks, quiet);
-}
-
-std::unique_ptr<FinalStates> final_states(Setting& setting, std::span<const TokenSequence> texts,
-                                          const KvMethod* method) {
-  std::unique_ptr<FinalStates> states;
-  run(setting, texts, method, {.final_states = [&](std::unique_ptr<FinalStates> all) { states = std::move(all); }});
   return states;
 }
 
@@ -112,7 +111,7 @@ std::vector<std::vector<TextFigures>> run_texts(Setting& setting, std::span<cons
                                                 std::span<const KvMethod* const> methods, const FinalStates* exact) {
   std::vector<std::unique_ptr<FinalStates>> owned;
   const auto run_one = [&](const KvMethod* method) {
-    owned.push_back(final_states(setting, batch, method));
+    owned.push_back(final_states(setting, batch, method, [](std::size_t) { return 0; }));
     return owned.back().get();
   };
   if (exact == nullptr) exact = run_one(nullptr);
@@ -138,12 +137,23 @@ struct Answers {
 std::vector<AnswerResult> run_answers(Setting& setting, const Answers& answers, const KvMethod* method) {
   std::vector<AnswerResult> results(answers.sequences.size());
   if (results.empty()) return results;
-  RunHooks hooks;
-  hooks.last_logits = [&](std::size_t i) { return std::int64_t{answers.lengths[i]} + 1; };
-  hooks.logits = [&](std::size_t i, std::span<const float> logits) {
-    results[i] = read_answer(answers.sequences[i], answers.lengths[i], answers.asked[i], logits);
+  const auto first = [&](std::size_t i) {  // the token before the answer
+    return std::ssize(answers.sequences[i]) - answers.lengths[i] - 1;
   };
-  run(setting, answers.sequences, method, std::move(hooks));
+  const auto states = final_states(setting, answers.sequences, method, first);
+  parallel_for(
+      results.size(),
+      [&](std::size_t i) {
+        throw_if_interrupted();
+        const auto asked = static_cast<std::size_t>(answers.asked[i]);
+        TextFigures figures(asked);
+        const FinalStates* const run = states.get();
+        const std::span<PositionFigures> out(figures);
+        const auto next = std::span(answers.sequences[i]).subspan(static_cast<std::size_t>(first(i)) + 1, asked);
+        run->compare(i, first(i), next, {&run, 1}, {&out, 1});
+        results[i] = read_answer(answer_depth(answers.sequences[i], answers.lengths[i]), figures);
+      },
+      states->concurrent_calls());
   return results;
 }
 
@@ -245,21 +255,13 @@ void check_model_data(const ModelData& data) {
   check_answers(data.quotes, data.quote_lengths, 1, "quotation", "--quote, --quote-answers");
 }
 
-AnswerResult read_answer(const TokenSequence& sequence, int answer_length, int asked, std::span<const float> logits) {
-  AnswerResult result{.depth = answer_depth(sequence, answer_length), .asked = asked};
-  const auto length = static_cast<std::size_t>(answer_length);
-  const std::size_t vocab = logits.size() / (length + 1), begin = sequence.size() - length;
-  for (std::size_t i = 0; i < static_cast<std::size_t>(asked); ++i) {
-    const std::span<const float> row = logits.subspan(i * vocab, vocab);
-    const auto highest = std::ranges::max_element(row);
-    double sum = 0;
-    for (const float logit : row) sum += std::exp(double{logit} - double{*highest});
-    const auto token = static_cast<std::size_t>(sequence[begin + i]);
-    const bool right = highest - row.begin() == static_cast<std::ptrdiff_t>(token);
-    if (right && result.until_wrong == static_cast<int>(i)) ++result.until_wrong;
-    result.found += right ? 1 : 0;
-    result.nll += *highest + std::log(sum) - row[token];
+AnswerResult read_answer(std::optional<double> depth, std::span<const PositionFigures> answer) {
+  AnswerResult result{.depth = depth, .asked = static_cast<int>(answer.size())};
+  for (const PositionFigures& token : answer) {
+    result.found += token.right ? 1 : 0;
+    result.nll += token.nll;
   }
+  result.until_wrong = static_cast<int>(std::ranges::find(answer, false, &PositionFigures::right) - answer.begin());
   return result;
 }
 

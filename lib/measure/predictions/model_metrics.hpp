@@ -49,10 +49,8 @@ struct AnswerResult {
   [[nodiscard]] bool hit() const { return found == asked; }
 };
 
-/// Reads the first `asked` tokens of the answer. logits: (answer_length + 1, vocab), those of the sequence's last
-/// tokens.
-[[nodiscard]] AnswerResult read_answer(const TokenSequence& sequence, int answer_length, int asked,
-                                       std::span<const float> logits);
+/// Where each token of an answer is asked for: figures of the token before it.
+[[nodiscard]] AnswerResult read_answer(std::optional<double> depth, std::span<const PositionFigures> answer);
 
 /// Where the answer last stands before the end, as a share of the prompt: 0 its beginning, 1 its end. None if it stands
 /// nowhere.

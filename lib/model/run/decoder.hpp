@@ -60,6 +60,7 @@ struct PositionFigures {
   double kld = 0;         // sum over tokens v with log p(v) > -16 of p(v) (log p(v) - log p^(v))
   double dp = 0;          // p^(next) - p(next)
   bool same_top = false;  // whether both find the same token the most likely one
+  bool right = false;     // whether the quantised cache finds the next token the most likely one
 };
 
 class Decoder {

@@ -224,14 +224,13 @@ class Runner : public ModelRunner {
 }  // namespace
 
 void for_each_logits(const FinalStates& states, std::span<const TokenSequence> sequences, int vocab_size,
-                     const LogitsHook& hook, const LastLogits& last) {
+                     const LogitsHook& hook) {
   parallel_for(
       sequences.size(),
       [&](std::size_t s) {
         throw_if_interrupted();
-        const auto tokens = static_cast<std::int64_t>(sequences[s].size()), wanted = last ? last(s) : tokens;
-        std::vector<float> logits(static_cast<std::size_t>(wanted * vocab_size));
-        states.logits(s, tokens - wanted, logits);
+        std::vector<float> logits(sequences[s].size() * static_cast<std::size_t>(vocab_size));
+        states.logits(s, 0, logits);
         hook(s, logits);
       },
       states.concurrent_calls());
@@ -246,7 +245,7 @@ void ModelRunner::run(std::span<const TokenSequence> sequences, const RunHooks& 
   }
   if (!hooks.logits && !hooks.final_states) return;
   std::unique_ptr<FinalStates> states = pass->final_states();
-  if (hooks.logits) for_each_logits(*states, sequences, config().vocab_size, hooks.logits, hooks.last_logits);
+  if (hooks.logits) for_each_logits(*states, sequences, config().vocab_size, hooks.logits);
   if (hooks.final_states) hooks.final_states(std::move(states));
 }
 

@@ -30,9 +30,7 @@ using AttentionHook = std::function<bool(int layer, std::size_t sequence, const 
 /// Says where q, k and v of a sequence go, in the type that they are wanted in; called concurrently for different
 /// sequences.
 using CaptureHook = std::function<QkvBuffers(std::size_t sequence)>;
-/// Says for how many tokens of a sequence, counted from its end, logits are wanted. An empty function asks for all.
-using LastLogits = std::function<std::int64_t(std::size_t sequence)>;
-/// Logits (n, vocab_size) of the last n tokens of one sequence; called concurrently for different sequences.
+/// Logits (tokens, vocab_size) of one sequence; called concurrently for different sequences.
 using LogitsHook = std::function<void(std::size_t sequence, std::span<const float> logits)>;
 
 /// What sequences are behind a model's last layer, and the head that makes logits of it. It outlives its pass, but not
@@ -58,7 +56,6 @@ struct RunHooks {
   std::function<void(int layer)> layer_done;
   /// Sees logits. Without this or `final_states`, the last layer stops after attention was seen.
   LogitsHook logits;
-  LastLogits last_logits;
   /// Takes the states behind the last layer.
   std::function<void(std::unique_ptr<FinalStates>)> final_states;
 };
@@ -142,7 +139,7 @@ class ModelRunner {
 
 /// Calls `hook` with the logits of each sequence, which has `sequences[i].size()` tokens.
 void for_each_logits(const FinalStates& states, std::span<const TokenSequence> sequences, int vocab_size,
-                     const LogitsHook& hook, const LastLogits& last = {});
+                     const LogitsHook& hook);
 
 /// Returns how the keys of a layer turn by their positions; nothing if they do not.
 [[nodiscard]] std::optional<Rotary> rotary_of(const MixerSpec& mixer);

@@ -206,9 +206,10 @@ class TorchDecoder : public Decoder {
       const auto rows = [&](const Rows& of) {
         return state_of(of).x.narrow(0, first, static_cast<std::int64_t>(next.size())).to(device_.place());
       };
+      const at::Tensor own = rows(exact);
       std::vector<at::Tensor> states;
-      for (const Rows* other : others) states.push_back(rows(*other));
-      compare_predictions(ours(head), rows(exact), states, next, out);
+      for (const Rows* other : others) states.push_back(other == &exact ? own : rows(*other));
+      compare_predictions(ours(head), own, states, next, out);
     });
   }
 

@@ -104,13 +104,13 @@ struct Predictions {
   [[nodiscard]] at::Tensor of(const at::Tensor& tokens) const { return logs.gather(-1, tokens).squeeze(-1); }
 };
 
-/// The fields of PositionFigures, (n, 5). tokens: (n, 1), those that came next.
+/// The fields of PositionFigures, (n, 6). tokens: (n, 1), those that came next.
 at::Tensor figures_of(const Predictions& p, const Predictions& q, const at::Tensor& tokens) {
   constexpr double kLowestCounted = -16;  // llama.cpp counts tokens whose exact log-probability is above this only
   const at::Tensor log_p = p.of(tokens), log_q = q.of(tokens);
   const at::Tensor terms = (p.logs - q.logs).mul_(p.logs.exp()).masked_fill_(p.logs <= kLowestCounted, 0);
-  const at::Tensor same = (p.top == q.top).to(at::kDouble);
-  return at::stack({-log_q, log_p - log_q, terms.sum(-1), log_q.exp() - log_p.exp(), same}, 1);
+  const at::Tensor same = (p.top == q.top).to(at::kDouble), right = (q.top == tokens.squeeze(-1)).to(at::kDouble);
+  return at::stack({-log_q, log_p - log_q, terms.sum(-1), log_q.exp() - log_p.exp(), same, right}, 1);
 }
 
 }  // namespace
@@ -131,7 +131,7 @@ void compare_predictions(const Weights& head, const at::Tensor& exact, std::span
   const std::int64_t at_once = std::max<std::int64_t>(1, doubles / exact_logits.size(1));
   for (std::size_t run = 0; run < others.size(); ++run) {
     OSCAR_CHECK(others[run].size(0) == exact.size(0) && std::ssize(out[run]) == exact.size(0));
-    const at::Tensor logits = logits_of(others[run]);
+    const at::Tensor logits = others[run].is_same(exact) ? exact_logits : logits_of(others[run]);
     std::vector<at::Tensor> parts;
     for (std::int64_t begin = 0; begin < logits.size(0); begin += at_once) {
       const auto part = [&](const at::Tensor& x) { return x.narrow(0, begin, std::min(at_once, x.size(0) - begin)); };
@@ -140,7 +140,7 @@ void compare_predictions(const Weights& head, const at::Tensor& exact, std::span
     const at::Tensor figures = at::cat(parts).cpu();
     const double* row = figures.const_data_ptr<double>();
     for (PositionFigures& each : out[run]) {
-      each = {row[0], row[1], row[2], row[3], row[4] != 0};
+      each = {row[0], row[1], row[2], row[3], row[4] != 0, row[5] != 0};
       row += figures.size(1);
     }
   }

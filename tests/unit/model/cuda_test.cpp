@@ -72,7 +72,7 @@ TEST_CASE("figures of predictions on a GPU are what plain loops make of logits")
   if (!has_gpu()) return;
   for (const bool on_host : {false, true}) {
     test::check_predictions(test::data("qwen3-2m"), {.device = "cuda", .dtype = "float32", .hidden_on_host = on_host},
-                            600);
+                            600, 1e-4);  // logits of many rows are products of halves
   }
 }
 

@@ -95,19 +95,6 @@ TEST_CASE("what a sequence yields does not depend on its neighbours") {
   CHECK(alone.at({-1, 0}) == together.at({-1, 2}));
 }
 
-TEST_CASE("logits of the last tokens only are those that all tokens have") {
-  const std::vector<TokenSequence> sequences = some_sequences();
-  const auto runner = open_model(test::data("qwen3-2m"));
-  const auto vocab = static_cast<std::size_t>(runner->config().vocab_size);
-  const auto run = [&](const LastLogits& last) { return test::logits_of(*runner, sequences, {.last_logits = last}); };
-  const auto all = run({}), some = run([](std::size_t s) { return static_cast<std::int64_t>(s) + 1; });
-  for (std::size_t s = 0; s < sequences.size(); ++s) {
-    REQUIRE(some[s].size() == (s + 1) * vocab);
-    const std::span<const float> expected = std::span(all[s]).last(some[s].size());
-    for (std::size_t i = 0; i < expected.size(); ++i) REQUIRE(some[s][i] == doctest::Approx(expected[i]).epsilon(1e-4));
-  }
-}
-
 TEST_CASE("figures of predictions are what plain loops make of logits") {
   // More positions than are worked on in fp64 at a time, and tokens that do not count.
   CHECK(test::check_predictions(test::data("qwen3-2m"), {}, 600) > 6e-5);

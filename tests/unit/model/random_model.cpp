@@ -150,7 +150,7 @@ std::vector<std::vector<float>> logits_of(ModelRunner& runner, const std::vector
   return all;
 }
 
-double check_predictions(const fs::path& model, const DecoderOptions& options, std::size_t tokens) {
+double check_predictions(const fs::path& model, const DecoderOptions& options, std::size_t tokens, double tolerance) {
   const auto runner = open_model(model, options);
   const auto vocab = static_cast<std::size_t>(runner->config().vocab_size);
   const auto states = [&](int offset) {
@@ -178,12 +178,13 @@ double check_predictions(const fs::path& model, const DecoderOptions& options, s
       const auto p_row = std::span(p).subspan(i * vocab, vocab), q_row = std::span(q).subspan(i * vocab, vocab);
       const PositionFigures &seen = figures[run][i],
                             plain = plain_figures(p_row, q_row, static_cast<std::size_t>(next[i]));
-      const auto near = [](double x) { return doctest::Approx(x).epsilon(5e-6).scale(1); };
+      const auto near = [&](double x) { return doctest::Approx(x).epsilon(tolerance).scale(1); };
       CHECK(seen.nll == near(plain.nll));
       CHECK(seen.nll_change == near(plain.nll_change));
       CHECK(seen.kld == near(plain.kld));
       CHECK(seen.dp == near(plain.dp));
       CHECK(seen.same_top == plain.same_top);
+      CHECK(seen.right == plain.right);
       left_out =
           std::max(left_out, plain_figures(p_row, q_row, static_cast<std::size_t>(next[i]), -1e9).kld - plain.kld);
     }

@@ -33,7 +33,8 @@ void check_bfloat16(const std::string& name, const std::vector<std::vector<float
                     const std::vector<std::vector<float>>& exact);
 /// Checks FinalStates::compare() against plain loops over logits, behind all of so many tokens but the last. Returns
 /// how much tokens that do not count would have added to a divergence at most.
-double check_predictions(const fs::path& model, const DecoderOptions& options, std::size_t tokens);
+double check_predictions(const fs::path& model, const DecoderOptions& options, std::size_t tokens,
+                         double tolerance = 5e-6);
 /// |a - b| / |b|
 [[nodiscard]] double distance(const std::vector<float>& a, const std::vector<float>& b);
 /// Ids that the random models know.

@@ -116,23 +116,17 @@ TEST_CASE("needles are counted by the depth at which their answer stands") {
 }
 
 TEST_CASE("an answer is read token by token, to the first that is wrong and beyond") {
-  // Four words; rows prefer word 1, 2, 0 and 3 by log 3 over each of the others, which leaves them half of the mass.
-  std::vector<float> logits;
-  for (const std::size_t word : {1U, 2U, 0U, 3U}) {
-    std::vector<float> row(4, 0.0F);
-    row[word] = std::log(3.0F);
-    logits.insert(logits.end(), row.begin(), row.end());
-  }
-  const TokenSequence sequence{9, 9, 1, 3, 0};
-  const AnswerResult all = read_answer(sequence, 3, 3, logits);
+  const TextFigures figures{{.nll = 1, .right = true}, {.nll = 4}, {.nll = 2, .right = true}};
+  const AnswerResult all = read_answer(0.5, figures);
+  CHECK(*all.depth == 0.5);
   CHECK(all.found == 2);
   CHECK(all.asked == 3);
   CHECK(all.until_wrong == 1);
-  CHECK(all.nll == near(std::log(2.0) + std::log(6.0) + std::log(2.0)));
+  CHECK(all.nll == 7);
   CHECK_FALSE(all.hit());
-  const AnswerResult without_last = read_answer(sequence, 3, 1, logits);
-  CHECK(without_last.hit());
-  CHECK(without_last.nll == near(std::log(2.0)));
+  const AnswerResult first = read_answer({}, std::span(figures).first(1));
+  CHECK(first.hit());
+  CHECK(first.nll == 1);
 }
 
 TEST_CASE("quotations count every token") {

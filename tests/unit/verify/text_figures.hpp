@@ -29,7 +29,9 @@ inline PositionFigures plain_figures(std::span<const float> exact, std::span<con
     const double log_p = exact[i] - exact_sum;
     if (log_p > lowest) f.kld += std::exp(log_p) * (log_p - (other[i] - other_sum));
   }
-  f.same_top = std::ranges::max_element(exact) - exact.begin() == std::ranges::max_element(other) - other.begin();
+  const auto top = std::ranges::max_element(other) - other.begin();
+  f.same_top = std::ranges::max_element(exact) - exact.begin() == top;
+  f.right = static_cast<std::ptrdiff_t>(next) == top;
   return f;
 }
 
