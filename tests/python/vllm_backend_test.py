@@ -520,7 +520,7 @@ class BackendTest(unittest.TestCase):
             config.cache_config.block_size, found[NAME].spec = 96, replace(SPEC, block_size=96)
 
         config.cache_config.block_size, config.cache_config.prefix_match_unit = 32, None
-        vllm_backend.share_blocks(config, finish)
+        vllm_backend.PackedBackend.share_blocks(config, finish)
         spec = found[NAME].get_kv_cache_spec(config)
         self.assertEqual((spec.page_size_bytes, vllm_backend.PackedBackend.customize_spec(spec)), (96 * room, spec))
         self.assertEqual((found[NAME].impl.block_size, vllm_backend.PackedBackend.get_supported_kernel_block_sizes()), (BLOCK, [BLOCK]))
@@ -533,7 +533,7 @@ class BackendTest(unittest.TestCase):
         self.assertEqual(int(windows.copies(last)), -1)
         config.cache_config.block_size, others = 32, 1
         with self.assertRaisesRegex(ValueError, f"cannot be served: blocks of model.layers.2.linear_attn take {96 * room + 1} bytes, and packed"):
-            vllm_backend.share_blocks(config, finish)
+            vllm_backend.PackedBackend.share_blocks(config, finish)
 
     def test_each_layer_is_prepared_for_blocks_of_its_own_size(self):
         """Layers may have other blocks than the one whose builder comes first."""

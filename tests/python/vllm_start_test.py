@@ -225,21 +225,25 @@ class StartTest(unittest.TestCase):
         self.assertEqual(self.configure(), "served")
         self.assertIn("its keys are stored before RoPE, and the model's keys turn by the places of images", self.configure(uses_mrope=True))
 
-    def made(self, reads={}, **backends):
-        """What a process of a server does once its layers are made: {name: path of the class of its backend}."""
-        layers = {"model.layers.0.mixer": types.SimpleNamespace()}  # no attention
+    def made(self, reads={}, hybrid=False, **backends):
+        """What a process of a server does once its layers are made: {name: path of the class of its backend}. Returns whether a backend made blocks."""
+        layers, shared = {"model.layers.0.mixer": types.SimpleNamespace()}, []  # no attention
+        share = staticmethod(lambda config, finish: (shared.append(config), finish()))
         for name, path in backends.items():
             module, _, kind = path.rpartition(".")
-            layers[name] = types.SimpleNamespace(impl=0, kv_sharing_target_layer_name=reads.get(name), attn_backend=type(kind, (), {"__module__": module}))
-        config = types.SimpleNamespace(model_config=types.SimpleNamespace(is_hybrid=False), compilation_config=types.SimpleNamespace(static_forward_context=layers))
+            layers[name] = types.SimpleNamespace(impl=0, kv_sharing_target_layer_name=reads.get(name), attn_backend=type(kind, (), {"__module__": module, "share_blocks": share}))
+        config = types.SimpleNamespace(model_config=types.SimpleNamespace(is_hybrid=hybrid), compilation_config=types.SimpleNamespace(static_forward_context=layers))
         self.platform.update_block_size_for_backend(config)
         self.assertTrue(config.finished)
+        return shared == [config]
 
     def test_a_layer_that_another_backend_has(self):
         """Whatever the configuration said, such as all layers with sliding windows."""
         vllm_plugin.register()
         ours = {f"model.layers.{i}.self_attn.attn": vllm_start.SERVING for i in range(4)}
-        self.made(**ours, **{"model.layers.4.self_attn.attn": CPU})  # which the set does not cover
+        self.assertFalse(self.made(**ours, **{"model.layers.4.self_attn.attn": CPU}))  # which the set does not cover
+        self.assertTrue(self.made(hybrid=True, **ours))
+        self.assertFalse(self.made(hybrid=True, **{"model.layers.4.self_attn.attn": CPU}))
         self.made(**ours, **{f"{name}layers.3.self_attn.attn": CPU for name in ("draft_model.model.", "mtp.", "model.mtp.", "model.eagle_")})
         with self.assertRaisesRegex(ValueError, "served: draft_model.layers.3.attn would take packed rows for plain"):
             self.made(**ours, **{"draft_model.layers.3.attn": vllm_start.SERVING})

@@ -34,8 +34,7 @@ from .packed_layer import MOST_VALUES, PackedSlots, why_no_decode, why_no_kernel
 from .program import manifest_hash, set_path
 from .score_rule import ScoreRule
 from .sets import SetPart
-from .vllm_plugin import watch_scheduler
-from .vllm_start import LAYER, is_packed, served_set
+from .vllm_start import LAYER, is_packed, served_set, watch_scheduler
 from .window_blocks import MOST_NEW, WindowBlocks
 
 ON_CPU = False  # tests: decode steps by the operators on the CPU, too
@@ -80,27 +79,6 @@ def _room_of(layer: Any, block_size: int) -> int:
     device = torch.device(current_platform.device_type)
     return max(_slots_of(layer.layer_name, layer.impl.shape, block_size, device, layer.impl.dtype, rank).bytes
                for rank in range(get_tensor_model_parallel_world_size()))
-
-
-def share_blocks(vllm_config: Any, finish: Callable[[], None]) -> None:
-    """Calls finish(), by which vLLM makes blocks of attention as large as the states of linear attention or Mamba. It asks what a token
-    takes: packed, in the layer that takes most, as all layers have blocks of one size. It cuts them into pages of few tokens for windows
-    and kernels. Raises ValueError if another layer has another size of blocks."""
-    watch_scheduler(PackedMetadataBuilder.forget_copied)
-    PackedMetadataBuilder._pages.clear()  # of an engine before this one
-    cache, page = vllm_config.cache_config, gcd(vllm_config.cache_config.block_size, _PAGE)
-    room = max((_room_of(layer, page) for layer in packed_layers(vllm_config)), default=0)
-    PackedBackend.page, PackedBackend.room = page, room
-    finish()
-    taken = cache.block_size * room
-    for name, layer in vllm_config.compilation_config.static_forward_context.items():
-        spec = None if is_packed(layer) else getattr(layer, "get_kv_cache_spec", lambda config: None)(vllm_config)
-        if room and spec is not None and spec.page_size_bytes != taken:
-            raise ValueError(f"the set {set_path()} cannot be served: blocks of {name} take {spec.page_size_bytes} bytes, and packed ones of "
-                             f"{cache.block_size} tokens {taken}; unset OSCAR_KV_SET")
-    if room:
-        _say(f"oscar_kv: a block has {cache.block_size} tokens at {room} bytes in a packed layer, or a state of linear attention or Mamba; prefixes "
-             f"are found in parts of {cache.prefix_match_unit or cache.block_size} tokens")
 
 
 def _plan_windows(impl: Any, vllm_config: Any) -> None:
@@ -445,10 +423,28 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
 
 
 class PackedBackend(AttentionBackend):
-    accept_output_buffer = True
     supported_dtypes = [torch.bfloat16]
     supported_kv_cache_dtypes = ["auto", "bfloat16"]
     page, room = 0, 0  # of a hybrid: tokens of a page, bytes of a token in every layer
+
+    @classmethod
+    def share_blocks(cls, vllm_config: Any, finish: Callable[[], None]) -> None:
+        """Calls finish(), by which vLLM makes blocks of attention as large as the states of linear attention or Mamba. It asks what a token
+        takes: packed, in the layer that takes most, as all layers have blocks of one size. It cuts them into pages of few tokens for windows
+        and kernels. Raises ValueError if another layer has another size of blocks."""
+        watch_scheduler(PackedMetadataBuilder.forget_copied)
+        PackedMetadataBuilder._pages.clear()  # of an engine before this one
+        cache, page = vllm_config.cache_config, gcd(vllm_config.cache_config.block_size, _PAGE)
+        cls.page, cls.room = page, max(_room_of(layer, page) for layer in packed_layers(vllm_config))
+        finish()
+        taken = cache.block_size * cls.room
+        for name, layer in vllm_config.compilation_config.static_forward_context.items():
+            spec = None if is_packed(layer) else getattr(layer, "get_kv_cache_spec", lambda config: None)(vllm_config)
+            if spec is not None and spec.page_size_bytes != taken:
+                raise ValueError(f"the set {set_path()} cannot be served: blocks of {name} take {spec.page_size_bytes} bytes, and packed ones of "
+                                 f"{cache.block_size} tokens {taken}; unset OSCAR_KV_SET")
+        _say(f"oscar_kv: a block has {cache.block_size} tokens at {cls.room} bytes in a packed layer, or a state of linear attention or Mamba; "
+             f"prefixes are found in parts of {cache.prefix_match_unit or cache.block_size} tokens")
 
     @classmethod
     def customize_spec(cls, spec: Any) -> Any:

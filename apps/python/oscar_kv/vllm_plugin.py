@@ -18,7 +18,7 @@ import numpy as np
 
 from .program import set_path
 from .server import Place, ServerTap, Span, check_settings, is_wanted, starting
-from .vllm_start import KNOWN, LAYER, SERVING, choose_for_each_layer, name_cache, served_set, watch
+from .vllm_start import KNOWN, LAYER, SERVING, choose_for_each_layer, name_cache, served_set, watch, watch_scheduler
 
 _BACKENDS = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION", "CPU_ATTN")
 _MARK = "oscar_prompts"  # the attribute of a backend's metadata that has a step's Spans
@@ -73,23 +73,6 @@ def builder_of(backend: Any, steps: Steps, guard: _Guard) -> type:
             return metadata
 
     return ObservedBuilder
-
-
-def watch_scheduler(begin: Callable[[Any], None]) -> None:
-    """Calls begin(SchedulerOutput) before every step that a worker of this process is given. A second call with the same changes nothing."""
-    from vllm.v1.worker.worker_base import WorkerWrapperBase
-
-    if "oscar_watches" not in vars(WorkerWrapperBase):
-        WorkerWrapperBase.oscar_watches, execute = [], WorkerWrapperBase.execute_model
-
-        def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-            for each in WorkerWrapperBase.oscar_watches:
-                each(scheduler_output)
-            return execute(self, scheduler_output, *args, **kwargs)
-
-        WorkerWrapperBase.execute_model = execute_model
-    if begin not in WorkerWrapperBase.oscar_watches:
-        WorkerWrapperBase.oscar_watches.append(begin)
 
 
 def compute_windows_again() -> None:

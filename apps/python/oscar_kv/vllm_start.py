@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""What must hold when vLLM starts with one of our backends, else the start ends with one line: for vllm_plugin.py.
+"""What must hold when vLLM starts with one of our backends, else the start ends with one line, and how a process learns of its steps: for
+vllm_plugin.py and vllm_backend.py. This module imports neither: vLLM finds them by their names, and the layers that it makes have their classes.
 
 A platform that does not take a backend serves with another one and says so at INFO, if at all. Three methods of the platform
 are therefore watched in every process: check_and_update_config, where a configuration that cannot serve the set ends the start,
@@ -8,6 +9,7 @@ get_attn_backend_cls, by which each layer gets its backend, and update_block_siz
 import inspect
 import os
 import re
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -260,16 +262,33 @@ def watch(platform: Any, observed: dict[str, str]) -> None:
                 cache.cache_dtype = "auto"  # of layers that have another backend; ours knows what it takes
 
     def update_block_size_for_backend(cls: type, vllm_config: Any) -> None:
-        if set_path() is not None and vllm_config.model_config.is_hybrid:
-            from .vllm_backend import share_blocks
-
-            share_blocks(vllm_config, lambda: finish(vllm_config))
+        layers = vllm_config.compilation_config.static_forward_context
+        packed = next(filter(is_packed, layers.values()), None)
+        if packed is not None and vllm_config.model_config.is_hybrid:
+            packed.attn_backend.share_blocks(vllm_config, lambda: finish(vllm_config))
         else:
             finish(vllm_config)
         if set_path() is not None:
-            _require_all_covered(vllm_config.compilation_config.static_forward_context)
+            _require_all_covered(layers)
 
     owner.update_block_size_for_backend = classmethod(update_block_size_for_backend)
     owner.get_attn_backend_cls = classmethod(get_attn_backend_cls)
     owner.check_and_update_config = classmethod(check_and_update_config)
     owner.oscar_watches = True
+
+
+def watch_scheduler(begin: Callable[[Any], None]) -> None:
+    """Calls begin(SchedulerOutput) before every step that a worker of this process is given. A second call with the same changes nothing."""
+    from vllm.v1.worker.worker_base import WorkerWrapperBase
+
+    if "oscar_watches" not in vars(WorkerWrapperBase):
+        WorkerWrapperBase.oscar_watches, execute = [], WorkerWrapperBase.execute_model
+
+        def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+            for each in WorkerWrapperBase.oscar_watches:
+                each(scheduler_output)
+            return execute(self, scheduler_output, *args, **kwargs)
+
+        WorkerWrapperBase.execute_model = execute_model
+    if begin not in WorkerWrapperBase.oscar_watches:
+        WorkerWrapperBase.oscar_watches.append(begin)
