@@ -154,10 +154,15 @@ class Bench:
         print(row["name"], row.get("on", ""), f"KLD {row['kld']:.4f}" if "kld" in row else "", f"{row.get('fit_seconds', 0):.1f} s",
               f"{row.get('verify_seconds', 0):.1f} s", file=sys.stderr, flush=True)
 
-    def has(self, table, name, on=None):
-        """Whether an earlier call measured this row already with the same program."""
+    def kept(self, table, name, on=None):
+        """The row that an earlier call measured with the same program; {} if none did."""
         rows = self.document.get(table, [])
-        return any(row["name"] == name and row.get("on") == on and row["commit"] == self.document["commit"] for row in rows)
+        return next((row for row in rows if row["name"] == name and row.get("on") == on and row["commit"] == self.document["commit"]), {})
+
+    def has(self, table, name, on=None):
+        """Whether an earlier call measured all of this row."""
+        row = self.kept(table, name, on)
+        return bool(row) and len(row.get("hits", KINDS)) == len(KINDS)
 
     def is_asked_for(self, name):
         return not self.options.only or name in self.options.only
@@ -179,7 +184,7 @@ class Bench:
                                       "fit_seconds": fitted, "verify_seconds": seconds, **methods[part]})
 
     def at_lengths(self, table, measure):
-        """Keeps what measure(length, compare) gives of all methods, for the lengths that are asked for and the sets that recipes() left."""
+        """Keeps what measure(length, compare, names) yields of all methods, for the lengths that are asked for and the sets that recipes() left."""
         for number, (_, rows) in enumerate(SETS):
             for length in self.options.lengths:
                 self.folder = self.work / f"set-{number}"
@@ -187,23 +192,28 @@ class Bench:
                     continue
                 named = {**(BASELINES if number == 0 else {}), **rows}
                 others = [name for name, title in BASELINES.items() if number == 0 and self.is_asked_for(title)]
-                for method, row in measure(length, ",".join(others) or "none").items():
-                    self.keep(table, {"name": named[method], "on": length, **row})
+                for methods in measure(length, ",".join(others) or "none", named):
+                    for method, row in methods.items():
+                        self.keep(table, {"name": named[method], "on": length, **row})
 
-    def long(self, length, compare):
+    def long(self, length, compare, _):
         seconds, methods = self.verify(compare, *self.tokens(self.texts / f"long_{length}.npy"), "--sequences", self.document["longest_sequences"],
                                        *self.answers("needle", f"needles_{NEEDLES[length]}"), "--max-needles", self.options.prompts)
-        return {name: {"kld": each["model"]["kld_mean"], "kld_by_position": [[p["begin"], p["end"], p["kld_mean"]] for p in each["model"]["kld_by_position"]],
+        yield {name: {"kld": each["model"]["kld_mean"], "kld_by_position": [[p["begin"], p["end"], p["kld_mean"]] for p in each["model"]["kld_by_position"]],
                        "needle_hits": each["model"]["needle_hits"], "needles": each["model"]["needles"], "verify_seconds": seconds}
                 for name, each in methods.items()}
 
-    def tasks(self, length, compare):
-        found = {}
+    def tasks(self, length, compare, names):
+        """One kind after the other, but for those that all rows have which are asked for."""
+        hits = {name: self.kept("tasks", title, length).get("hits", {}) for name, title in names.items()}
+        asked = [name for name, title in names.items() if self.is_asked_for(title)]
         for kind in KINDS:
-            for name, each in self.verify(compare, *self.answers("needle", f"{kind}_{length}"), "--max-needles", self.options.prompts)[1].items():
-                found.setdefault(name, {"hits": {}})["hits"][kind] = each["model"]["needle_hits"]
-                found[name]["prompts"] = each["model"]["needles"]
-        return found
+            if all(kind in hits[name] for name in asked):
+                continue
+            methods = self.verify(compare, *self.answers("needle", f"{kind}_{length}"), "--max-needles", self.options.prompts)[1]
+            for name, each in methods.items():
+                hits[name] = {**hits[name], kind: each["model"]["needle_hits"]}
+            yield {name: {"hits": hits[name], "prompts": each["model"]["needles"]} for name, each in methods.items()}
 
     def domains_crossed(self):
         for domain in self.domains:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The tables of tests/bench/README.md from what bench_real_model.py kept."""
+from real_model_tasks import KINDS
 
 
 def table(head, rows):
@@ -81,10 +82,9 @@ def long_table(document):
 
 def tasks_table(document):
     rows = document.get("tasks", [])
-    kinds = list(rows[0]["hits"]) if rows else []
-    lines = [[row["name"], row["on"].upper(), *(str(row["hits"][kind]) for kind in kinds),
-              f"{100 * sum(row['hits'].values()) / row['prompts'] / len(kinds):.1f}"] for row in rows]
-    return table([f"of {rows[0]['prompts']} prompts", "tokens", *kinds, "mean, %"], lines) if rows else ""
+    lines = [[row["name"], row["on"].upper(), *(str(row["hits"].get(kind, "")) for kind in KINDS),
+              f"{100 * sum(row['hits'].values()) / row['prompts'] / len(KINDS):.1f}" if len(row["hits"]) == len(KINDS) else ""] for row in rows]
+    return table([f"of {rows[0]['prompts']} prompts", "tokens", *KINDS, "mean, %"], lines) if rows else ""
 
 
 TABLES = {"main": main_table, "domains": domain_table, "positions": position_table, "quotations": quote_table,
