@@ -27,7 +27,7 @@ namespace {
 
 constexpr int kWarps = 4, kWarpRows = 16, kBlockRows = kWarps * kWarpRows;
 constexpr int kLargestHead = 256;
-/// Keys are padded to whole numbers of these, of which tiles have parts.
+/// The number of keys is rounded up to a multiple of this, which the keys of a tile divide.
 constexpr int kPaddedKeys = 32;
 
 /// Where something is in shared memory.
@@ -43,9 +43,9 @@ __device__ Halves halves_of(float x, float y) {
     const unsigned high = pack_bf16(x, y);
     return {high, pack_bf16(x - low_bf16(high), y - high_bf16(high))};
   } else {
-    const __half2 high = __floats2half2_rn(x, y);
-    const float2 rounded = __half22float2(high);
-    return {*reinterpret_cast<const unsigned*>(&high), pack_f16(x - rounded.x, y - rounded.y)};
+    const unsigned high = pack_f16(x, y);
+    const float2 rounded = __half22float2(*reinterpret_cast<const __half2*>(&high));
+    return {high, pack_f16(x - rounded.x, y - rounded.y)};
   }
 }
 
@@ -57,13 +57,9 @@ __device__ void multiply(float (&c)[4], const Halves (&a)[4], Halves b0, Halves 
   mma<kType>(c, a[0].high, a[1].high, a[2].high, a[3].high, b0.high, b1.high);
 }
 
-/// The power of two by which numbers up to `largest` are divided, so that float16 holds them best.
-__device__ float unit_of(float largest) {
-  constexpr int kLowest = -100;  // the inverse is a number
-  int exponent = 0;
-  frexpf(largest, &exponent);
-  return ldexpf(1, max(exponent, kLowest));
-}
+/// The power of two by which numbers up to `largest` are divided, so that they are below 1. It and its inverse are
+/// numbers.
+__device__ float unit_of(float largest) { return ldexpf(1, 1 + min(max(ilogbf(largest), -100), 126)); }
 
 /// Rows of one side of a cache as halves, (heads, keys, channels), zeros behind the last channel and the last key: of
 /// each KV head as stored, and behind those, where that is not the same, as decoded.
@@ -258,22 +254,14 @@ __device__ void begin_rows(const Work& work, const CacheQueries& queries, const 
     rows.highest[r] = sinks != nullptr ? sinks[work.head * queries.g + row % queries.g] : -INFINITY;
     rows.sum[r] = sinks != nullptr && column == 0 ? 1.0F : 0.0F;
   }
-#pragma unroll
-  for (auto& numbers : rows.out) {
-    for (float& number : numbers) number = 0;
-  }
 }
 
 template <class S>
 using Scores = float[S::kTile / 8][4];
 
-/// Products of the warp's queries with the keys of a tile.
+/// scores += products of the warp's queries with the keys of a tile.
 template <class S>
 __device__ void dot_products(const RowState<S>& rows, const Tile<S::kTile, S::kKeyChannels>& keys, Scores<S>& scores) {
-#pragma unroll
-  for (auto& numbers : scores) {
-    for (float& number : numbers) number = 0;
-  }
 #pragma unroll
   for (int step = 0; step < S::kKeyChannels / 16; ++step) {
 #pragma unroll
@@ -410,7 +398,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, 2)
   bool more = readings.advance(next);
   if (more) place(0).copy(key, value, work.head, next);
   commit_copies();
-  RowState<S> rows;
+  RowState<S> rows{};
   begin_rows(work, queries, cache.scores.sinks, rows);
   for (int i = 0; more; i = 1 - i) {
     const Reading now = next;
@@ -419,7 +407,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, 2)
     commit_copies();
     wait_for_copies<1>();
     __syncthreads();
-    Scores<S> scores;
+    Scores<S> scores{};
     dot_products(rows, place(i).keys, scores);
     mask_scores(rows, place(i), now, cache, scores);
     update_softmax(rows, scores);
@@ -433,7 +421,7 @@ template <class S>
 void attend_by(const Context& context, const CacheQueries& queries, const MixedCache& cache, bool round_outputs,
                float* out) {
   constexpr int kBytes = 2 * TilePlace<S>::kBytes;
-  static_assert(kBytes <= 99 << 10);  // compute capability 8.6 and 8.9
+  static_assert(kPaddedKeys % S::kTile == 0 && kBytes <= 99 << 10);  // compute capability 8.6 and 8.9
   const int value_blocks = (cache.value.stored.dim + S::kValueChannels - 1) / S::kValueChannels;
   const HalvedSide<Half::kFloat16> key(context, cache.key, cache.kv_heads, cache.keys, S::kKeyChannels);
   const HalvedSide<Half::kBfloat16> value(context, cache.value, cache.kv_heads, cache.keys,
@@ -448,22 +436,19 @@ void attend_by(const Context& context, const CacheQueries& queries, const MixedC
   OSCAR_CUDA_LAUNCHED("mixed_attention_rows");
 }
 
-void check_dim(int dim) {
-  if (dim <= kLargestHead) return;
-  throw UsageError("heads of " + std::to_string(dim) + " channels are larger than the GPU's attention takes",
-                   "--device", "use --device cpu");
-}
-
 }  // namespace
 
 void mixed_attention(const Context& context, const CacheQueries& queries, const MixedCache& cache, bool round_outputs,
                      float* out) {
-  const int key_dim = cache.key.stored.dim, value_dim = cache.value.stored.dim;
-  check_dim(std::max(key_dim, value_dim));
+  const int key_dim = cache.key.stored.dim, dim = std::max(key_dim, cache.value.stored.dim);
+  if (dim > kLargestHead) {
+    throw UsageError("heads of " + std::to_string(dim) + " channels are larger than the GPU's attention takes",
+                     "--device", "use --device cpu");
+  }
   if (queries.count * queries.g == 0) return;
-  const auto attend = std::max(key_dim, value_dim) <= 64 ? attend_by<Shape<32, 64, 64>>
-                      : key_dim <= 128                   ? attend_by<Shape<32, 128, 128>>
-                                                         : attend_by<Shape<16, 256, 128>>;
+  const auto attend = dim <= 64        ? attend_by<Shape<32, 64, 64>>
+                      : key_dim <= 128 ? attend_by<Shape<32, 128, 128>>
+                                       : attend_by<Shape<16, 256, 128>>;
   attend(context, queries, cache, round_outputs, out);
 }
 

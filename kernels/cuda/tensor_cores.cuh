@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Tensor core products, copies to shared memory and where rows lie there, for the kernels of servers.
+// Tensor core products, copies to shared memory and where rows lie there.
 #pragma once
 
 #include <cuda_bf16.h>

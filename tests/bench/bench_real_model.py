@@ -155,9 +155,12 @@ class Bench:
               f"{row.get('verify_seconds', 0):.1f} s", file=sys.stderr, flush=True)
 
     def kept(self, table, name, on=None):
-        """The row that an earlier call measured with the same program; {} if none did."""
-        rows = self.document.get(table, [])
-        return next((row for row in rows if row["name"] == name and row.get("on") == on and row["commit"] == self.document["commit"]), {})
+        """The row that an earlier call measured with the same program and as many prompts; {} if none did."""
+        for row in self.document.get(table, []):
+            same = row["name"] == name and row.get("on") == on and row["commit"] == self.document["commit"]
+            if same and row.get("prompts", self.options.prompts) == self.options.prompts:
+                return row
+        return {}
 
     def has(self, table, name, on=None):
         """Whether an earlier call measured all of this row."""
@@ -200,8 +203,8 @@ class Bench:
         seconds, methods = self.verify(compare, *self.tokens(self.texts / f"long_{length}.npy"), "--sequences", self.document["longest_sequences"],
                                        *self.answers("needle", f"needles_{NEEDLES[length]}"), "--max-needles", self.options.prompts)
         yield {name: {"kld": each["model"]["kld_mean"], "kld_by_position": [[p["begin"], p["end"], p["kld_mean"]] for p in each["model"]["kld_by_position"]],
-                       "needle_hits": each["model"]["needle_hits"], "needles": each["model"]["needles"], "verify_seconds": seconds}
-                for name, each in methods.items()}
+                      "needle_hits": each["model"]["needle_hits"], "needles": each["model"]["needles"], "verify_seconds": seconds}
+               for name, each in methods.items()}
 
     def tasks(self, length, compare, names):
         """One kind after the other, but for those that all rows have which are asked for."""

@@ -435,8 +435,10 @@ class PackedBackend(AttentionBackend):
         watch_scheduler(PackedMetadataBuilder.forget_copied)
         PackedMetadataBuilder._pages.clear()  # of an engine before this one
         cache, page = vllm_config.cache_config, gcd(vllm_config.cache_config.block_size, _PAGE)
-        cls.page, cls.room = page, max(_room_of(layer, page) for layer in packed_layers(vllm_config))
+        cls.page, cls.room = page, max((_room_of(layer, page) for layer in packed_layers(vllm_config)), default=0)
         finish()
+        if not cls.room:
+            return
         taken = cache.block_size * cls.room
         for name, layer in vllm_config.compilation_config.static_forward_context.items():
             spec = None if is_packed(layer) else getattr(layer, "get_kv_cache_spec", lambda config: None)(vllm_config)

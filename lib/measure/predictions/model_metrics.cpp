@@ -2,7 +2,6 @@
 #include "measure/predictions/model_metrics.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <string>
 
@@ -14,32 +13,37 @@
 namespace oscar {
 namespace {
 
-/// Compares what runs of one model over the same texts predict, some neighbouring positions at a time: the logits of
-/// whole texts would take gigabytes. Returns the figures of each run in `runs` beside those of exact attention,
-/// [run][text]. Texts have two tokens or more.
-std::vector<std::vector<TextFigures>> compare_states(const ModelConfig& config, std::span<const TokenSequence> texts,
-                                                     const FinalStates& exact,
+/// Where the predictions of a sequence are looked at: behind tokens [first, first + count).
+struct Positions {
+  std::size_t first, count;
+};
+
+/// Compares what runs of one model over the same sequences predict, some neighbouring positions at a time: the logits
+/// of whole texts would take gigabytes. Returns the figures of each run in `runs` beside those of exact attention,
+/// [run][sequence][position]. asked: of each sequence.
+std::vector<std::vector<TextFigures>> compare_states(const ModelConfig& config,
+                                                     std::span<const TokenSequence> sequences,
+                                                     std::span<const Positions> asked, const FinalStates& exact,
                                                      std::span<const FinalStates* const> runs) {
-  // Of one run, at a time; many threads share a host's memory, and few calls keep a GPU busy.
+  // Of one run, at a time: by each thread of a host, or by the one call that a GPU has.
   const std::size_t logits = std::size_t{1} << (exact.concurrent_calls() == 0 ? 23 : 26);
   const std::size_t at_once = std::max<std::size_t>(logits / static_cast<std::size_t>(config.vocab_size), 1);
-  std::vector<std::vector<TextFigures>> figures(runs.size(), std::vector<TextFigures>(texts.size()));
-  std::vector<std::pair<std::size_t, std::size_t>> blocks;  // text, first position
-  for (std::size_t text = 0; text < texts.size(); ++text) {
-    const std::size_t positions = texts[text].size() - 1;
-    for (std::vector<TextFigures>& run : figures) run[text].resize(positions);
-    for (std::size_t first = 0; first < positions; first += at_once) blocks.emplace_back(text, first);
+  std::vector<std::vector<TextFigures>> figures(runs.size(), std::vector<TextFigures>(sequences.size()));
+  std::vector<std::pair<std::size_t, std::size_t>> blocks;  // sequence, first of the positions that are asked for
+  for (std::size_t s = 0; s < sequences.size(); ++s) {
+    for (std::vector<TextFigures>& run : figures) run[s].resize(asked[s].count);
+    for (std::size_t first = 0; first < asked[s].count; first += at_once) blocks.emplace_back(s, first);
   }
   parallel_for(
       blocks.size(),
       [&](std::size_t b) {
         throw_if_interrupted();
-        const auto [text, first] = blocks[b];
-        const std::size_t count = std::min(at_once, texts[text].size() - 1 - first);
+        const auto [s, first] = blocks[b];
+        const std::size_t count = std::min(at_once, asked[s].count - first), token = asked[s].first + first;
         std::vector<std::span<PositionFigures>> out;
-        for (std::vector<TextFigures>& run : figures) out.push_back(std::span(run[text]).subspan(first, count));
-        const auto next = std::span(texts[text]).subspan(first + 1, count);
-        exact.compare(text, static_cast<std::int64_t>(first), next, runs, out);
+        for (std::vector<TextFigures>& run : figures) out.push_back(std::span(run[s]).subspan(first, count));
+        const auto next = std::span(sequences[s]).subspan(token + 1, count);
+        exact.compare(s, static_cast<std::int64_t>(token), next, runs, out);
       },
       exact.concurrent_calls());
   return figures;
@@ -81,13 +85,10 @@ void attend_from(const Setting& setting, const KvMethod& method, int layer, cons
          out.subspan(before));
 }
 
-/// From which token of a sequence on predictions are wanted.
-using FirstWanted = std::function<std::int64_t(std::size_t sequence)>;
-
 /// What is behind the last layer where the model runs with the attention of a method; null: exact attention. In the
-/// last layer only the queries whose predictions are wanted need attention.
+/// last layer only queries from the first position on that is asked for need attention.
 std::unique_ptr<FinalStates> final_states(Setting& setting, std::span<const TokenSequence> sequences,
-                                          const KvMethod* method, const FirstWanted& first_wanted) {
+                                          std::span<const Positions> asked, const KvMethod* method) {
   std::unique_ptr<FinalStates> states;
   RunHooks hooks{.final_states = [&](std::unique_ptr<FinalStates> all) { states = std::move(all); }};
   hooks.layer_done = [&setting, tokens = tokens_of(sequences)](int) { setting.add_work(tokens); };
@@ -97,7 +98,7 @@ std::unique_ptr<FinalStates> final_states(Setting& setting, std::span<const Toke
     hooks.attention = [=, &setting, &config](int layer, std::size_t i, const QkvView& qkv, std::span<float> out) {
       const int cache = config.cache_of(layer);  // as the method stores it, whoever reads it
       if (!setting.rules.contains(cache)) return false;
-      attend_from(setting, *method, cache, qkv, layer == last_layer ? first_wanted(i) : 0, out);
+      attend_from(setting, *method, cache, qkv, layer == last_layer ? asked[i].first : 0, out);
       return true;
     };
   }
@@ -109,51 +110,45 @@ std::unique_ptr<FinalStates> final_states(Setting& setting, std::span<const Toke
 /// The figures of a batch of texts, [method][text]. methods: null is exact attention. exact: its states; null: it runs.
 std::vector<std::vector<TextFigures>> run_texts(Setting& setting, std::span<const TokenSequence> batch,
                                                 std::span<const KvMethod* const> methods, const FinalStates* exact) {
+  std::vector<Positions> all;
+  for (const TokenSequence& text : batch) all.push_back({0, text.size() - 1});
   std::vector<std::unique_ptr<FinalStates>> owned;
   const auto run_one = [&](const KvMethod* method) {
-    owned.push_back(final_states(setting, batch, method, [](std::size_t) { return 0; }));
+    owned.push_back(final_states(setting, batch, all, method));
     return owned.back().get();
   };
   if (exact == nullptr) exact = run_one(nullptr);
   std::vector<const FinalStates*> states;
   for (const KvMethod* method : methods) states.push_back(method != nullptr ? run_one(method) : exact);
-  return compare_states(setting.runner.config(), batch, *exact, states);
+  return compare_states(setting.runner.config(), batch, all, *exact, states);
 }
 
 /// Needles and then quotations: sequences that end with answers. Of a needle's the last token (the full stop) does not
 /// count.
 struct Answers {
   std::vector<TokenSequence> sequences;
-  std::vector<int> lengths, asked;
+  std::vector<int> lengths;
+  std::vector<Positions> asked;
 
   explicit Answers(const ModelData& data) : sequences(data.needles), lengths(data.answer_lengths) {
     sequences.insert(sequences.end(), data.quotes.begin(), data.quotes.end());
-    for (const int length : lengths) asked.push_back(length - 1);
     lengths.insert(lengths.end(), data.quote_lengths.begin(), data.quote_lengths.end());
-    asked.insert(asked.end(), data.quote_lengths.begin(), data.quote_lengths.end());
+    for (std::size_t i = 0; i < sequences.size(); ++i) {
+      const auto length = static_cast<std::size_t>(lengths[i]);
+      asked.push_back({sequences[i].size() - length - 1, i < data.needles.size() ? length - 1 : length});
+    }
   }
 };
 
 std::vector<AnswerResult> run_answers(Setting& setting, const Answers& answers, const KvMethod* method) {
-  std::vector<AnswerResult> results(answers.sequences.size());
-  if (results.empty()) return results;
-  const auto first = [&](std::size_t i) {  // the token before the answer
-    return std::ssize(answers.sequences[i]) - answers.lengths[i] - 1;
-  };
-  const auto states = final_states(setting, answers.sequences, method, first);
-  parallel_for(
-      results.size(),
-      [&](std::size_t i) {
-        throw_if_interrupted();
-        const auto asked = static_cast<std::size_t>(answers.asked[i]);
-        TextFigures figures(asked);
-        const FinalStates* const run = states.get();
-        const std::span<PositionFigures> out(figures);
-        const auto next = std::span(answers.sequences[i]).subspan(static_cast<std::size_t>(first(i)) + 1, asked);
-        run->compare(i, first(i), next, {&run, 1}, {&out, 1});
-        results[i] = read_answer(answer_depth(answers.sequences[i], answers.lengths[i]), figures);
-      },
-      states->concurrent_calls());
+  std::vector<AnswerResult> results;
+  if (answers.sequences.empty()) return results;
+  const auto states = final_states(setting, answers.sequences, answers.asked, method);
+  const FinalStates* const run = states.get();
+  const auto figures = compare_states(setting.runner.config(), answers.sequences, answers.asked, *run, {&run, 1});
+  for (std::size_t i = 0; i < answers.sequences.size(); ++i) {
+    results.push_back(read_answer(answer_depth(answers.sequences[i], answers.lengths[i]), figures.front()[i]));
+  }
   return results;
 }
 

@@ -49,7 +49,8 @@ struct AnswerResult {
   [[nodiscard]] bool hit() const { return found == asked; }
 };
 
-/// Where each token of an answer is asked for: figures of the token before it.
+/// Counts how an answer was predicted. answer: for each token that counts, the figures at the token before it; depth:
+/// answer_depth().
 [[nodiscard]] AnswerResult read_answer(std::optional<double> depth, std::span<const PositionFigures> answer);
 
 /// Where the answer last stands before the end, as a share of the prompt: 0 its beginning, 1 its end. None if it stands

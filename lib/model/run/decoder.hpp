@@ -136,9 +136,8 @@ class Decoder {
 
   /// Loads the final norm and the output head, or returns those that somebody still holds.
   [[nodiscard]] virtual std::shared_ptr<const LoadedWeights> load_head() const = 0;
-  /// Writes the logits (n, vocab_size) of tokens [first, first + n) of a sequence that has passed all layers.
-  virtual void logits(const LoadedWeights& head, const Rows& hidden, std::int64_t first,
-                      std::span<float> logits) const = 0;
+  /// Writes the logits (T, vocab_size) of a sequence that has passed all layers.
+  virtual void logits(const LoadedWeights& head, const Rows& hidden, std::span<float> logits) const = 0;
 
   /// Does what FinalStates::compare() says.
   virtual void compare(const LoadedWeights& head, const Rows& exact, std::span<const Rows* const> others,

@@ -76,8 +76,8 @@ class DecodedStates : public FinalStates {
   DecodedStates(const Decoder& decoder, std::vector<std::unique_ptr<Rows>> hidden)
       : decoder_(decoder), head_(decoder.load_head()), hidden_(std::move(hidden)) {}
 
-  void logits(std::size_t sequence, std::int64_t first, std::span<float> out) const override {
-    decoder_.logits(*head_, *hidden_.at(sequence), first, out);
+  void logits(std::size_t sequence, std::span<float> out) const override {
+    decoder_.logits(*head_, *hidden_.at(sequence), out);
   }
   void compare(std::size_t sequence, std::int64_t first, std::span<const std::int32_t> next,
                std::span<const FinalStates* const> others,

@@ -230,7 +230,7 @@ void for_each_logits(const FinalStates& states, std::span<const TokenSequence> s
       [&](std::size_t s) {
         throw_if_interrupted();
         std::vector<float> logits(sequences[s].size() * static_cast<std::size_t>(vocab_size));
-        states.logits(s, 0, logits);
+        states.logits(s, logits);
         hook(s, logits);
       },
       states.concurrent_calls());

@@ -38,8 +38,8 @@ using LogitsHook = std::function<void(std::size_t sequence, std::span<const floa
 class FinalStates {
  public:
   virtual ~FinalStates() = default;
-  /// Writes the logits (n, vocab_size) of tokens [first, first + n) of a sequence. May be called concurrently.
-  virtual void logits(std::size_t sequence, std::int64_t first, std::span<float> out) const = 0;
+  /// Writes the logits (tokens, vocab_size) of a sequence. May be called concurrently.
+  virtual void logits(std::size_t sequence, std::span<float> out) const = 0;
   /// Compares what these states, and those of other runs of this model over the same sequences, predict behind tokens
   /// [first, first + n), where `next` follow: the figures of others[r] go to out[r], (n). May be called concurrently.
   virtual void compare(std::size_t sequence, std::int64_t first, std::span<const std::int32_t> next,

@@ -18,9 +18,6 @@ namespace {
 constexpr std::int64_t kExpertBytes = 64 << 20;      // of experts that are loaded together
 constexpr std::int64_t kGpuExpertBytes = 512 << 20;  // the same for a GPU
 constexpr std::int64_t kTokensAtOnce = 8192;         // for experts: a few hundred each
-/// Free memory of a GPU, in bytes, from which on sequences take turns with gradients, and weights stay for later
-/// passes.
-constexpr std::size_t kMuchRoom = std::size_t{24} << 30;
 
 class TorchDecoder : public Decoder {
  public:
@@ -35,7 +32,7 @@ class TorchDecoder : public Decoder {
   [[nodiscard]] int concurrent_sequences() const override { return device_.is_gpu() ? 1 : 0; }
   [[nodiscard]] int concurrent_gradients() const override {
     if (!device_.is_gpu()) return 0;
-    return has_much_room() ? 3 : 1;
+    return device_.has_much_room() ? 3 : 1;
   }
   [[nodiscard]] std::int64_t tokens_at_once() const override { return device_.is_gpu() ? kTokensAtOnce : 1; }
   [[nodiscard]] bool is_gpu() const override { return device_.is_gpu(); }
@@ -195,9 +192,8 @@ class TorchDecoder : public Decoder {
     return shared(kHead, [&] { return load_head_weights(route_); });
   }
 
-  void logits(const LoadedWeights& head, const Rows& hidden, std::int64_t first,
-              std::span<float> logits) const override {
-    call([&] { write_logits(ours(head), here(hidden), first, logits); });
+  void logits(const LoadedWeights& head, const Rows& hidden, std::span<float> logits) const override {
+    call([&] { write_logits(ours(head), here(hidden), logits); });
   }
 
   void compare(const LoadedWeights& head, const Rows& exact, std::span<const Rows* const> others, std::int64_t first,
@@ -255,8 +251,6 @@ class TorchDecoder : public Decoder {
   }
 
  private:
-  [[nodiscard]] bool has_much_room() const { return device_.free_bytes() > kMuchRoom; }
-
   /// What load() gives, or gave before and somebody still holds: with much room this decoder does. May be called
   /// concurrently.
   template <class F>
@@ -265,7 +259,7 @@ class TorchDecoder : public Decoder {
     if (auto held = shared_[part].lock()) return held;
     const std::shared_ptr<const LoadedWeights> loaded = call(load);
     shared_[part] = loaded;
-    if (has_much_room()) kept_.push_back(loaded);
+    if (device_.has_much_room()) kept_.push_back(loaded);
     return loaded;
   }
 

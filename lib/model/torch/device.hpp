@@ -32,6 +32,8 @@ class Device {
   [[nodiscard]] at::Tensor host_bytes(std::int64_t count) const;
   /// Bytes of the device's memory that are free, and those that libtorch has at hand; 0 = unknown.
   [[nodiscard]] std::size_t free_bytes() const;
+  /// Whether a GPU can keep what else would be loaded or made again.
+  [[nodiscard]] bool has_much_room() const { return is_gpu() && free_bytes() > std::size_t{24} << 30; }
   /// Gives memory that is at hand but not used back to the device.
   void release_unused() const;
 

@@ -51,8 +51,8 @@ at::Tensor left_behind(const WeightRoute& route, const Weights& layer, const at:
 
 namespace {
 
-/// A CPU holds the products with so many rows of the head at a time, a GPU so many logits.
-constexpr std::int64_t kHeadBlock = 8192, kLogitsAtOnce = std::int64_t{1} << 24;
+/// Logits that are multiplied at a time.
+constexpr std::int64_t kLogitsAtOnce = std::int64_t{1} << 24;
 /// Logits that are worked on in fp64 at a time; on the CPU by each thread.
 constexpr std::int64_t kDoubles = std::int64_t{1} << 19, kGpuDoubles = std::int64_t{1} << 22;
 
@@ -63,6 +63,7 @@ std::unique_ptr<Weights> load_head_weights(const WeightRoute& route) {
   weights->put("norm.weight", load_tensor(route, kFinalNormName));
   if (route.config.norm_bias) weights->put("norm.bias", load_tensor(route, kFinalNormBiasName));
   weights->put("head.weight", load_tensor(route, head_weight_name(route.config)));
+  weights->prepare_products(route.device);
   return weights;
 }
 
@@ -72,23 +73,16 @@ void finish_logits(const Weights& head, at::Tensor& logits) {
   if (cap > 0) logits.div_(cap).tanh_().mul_(cap);
 }
 
-void write_logits(const Weights& head, const at::Tensor& hidden, std::int64_t first, std::span<float> logits) {
+void write_logits(const Weights& head, const at::Tensor& hidden, std::span<float> logits) {
   const at::Tensor& matrix = head.at("head.weight");
-  const std::int64_t vocab = matrix.size(0), wanted = static_cast<std::int64_t>(logits.size()) / vocab;
-  OSCAR_CHECK(logits.size() == static_cast<std::size_t>(wanted * vocab) && first + wanted <= hidden.size(0));
-  const at::Tensor normed = head.norm(hidden.narrow(0, first, wanted), "norm");
-  at::Tensor out = at::from_blob(logits.data(), {wanted, vocab}, at::kFloat);
-  const bool gpu = !matrix.is_cpu();  // whose copies are fast where whole rows of `out` are their target
-  const std::int64_t tokens = gpu ? std::max<std::int64_t>(1, kLogitsAtOnce / vocab) : wanted;
-  const std::int64_t columns = gpu ? vocab : kHeadBlock;
-  for (std::int64_t token = 0; token < wanted; token += tokens) {
-    const std::int64_t count = std::min(wanted - token, tokens);
-    for (std::int64_t begin = 0; begin < vocab; begin += columns) {
-      const std::int64_t rows = std::min(vocab - begin, columns);
-      out.narrow(0, token, count)
-          .narrow(1, begin, rows)
-          .copy_(at::linear(normed.narrow(0, token, count), matrix.narrow(0, begin, rows)));
-    }
+  const std::int64_t vocab = matrix.size(0), all = hidden.size(0);
+  OSCAR_CHECK(std::ssize(logits) == all * vocab);
+  const at::Tensor normed = head.norm(hidden, "norm");
+  at::Tensor out = at::from_blob(logits.data(), {all, vocab}, at::kFloat);
+  const std::int64_t at_once = std::max<std::int64_t>(1, kLogitsAtOnce / vocab);
+  for (std::int64_t token = 0; token < all; token += at_once) {
+    const std::int64_t count = std::min(all - token, at_once);
+    out.narrow(0, token, count).copy_(at::linear(normed.narrow(0, token, count), matrix));
   }
   finish_logits(head, out);
 }
@@ -135,7 +129,8 @@ void compare_predictions(const Weights& head, const at::Tensor& exact, std::span
     std::vector<at::Tensor> parts;
     for (std::int64_t begin = 0; begin < logits.size(0); begin += at_once) {
       const auto part = [&](const at::Tensor& x) { return x.narrow(0, begin, std::min(at_once, x.size(0) - begin)); };
-      parts.push_back(figures_of(Predictions(part(exact_logits)), Predictions(part(logits)), part(tokens)));
+      const Predictions p(part(exact_logits));
+      parts.push_back(figures_of(p, logits.is_same(exact_logits) ? p : Predictions(part(logits)), part(tokens)));
     }
     const at::Tensor figures = at::cat(parts).cpu();
     const double* row = figures.const_data_ptr<double>();

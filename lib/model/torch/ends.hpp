@@ -19,12 +19,11 @@ namespace oscar {
 [[nodiscard]] at::Tensor left_behind(const WeightRoute& route, const Weights& layer, const at::Tensor& x,
                                      const HiddenRows& hidden);
 
-/// Loads the final norm as "norm" and the head's matrix (vocab_size, hidden_size) as "head".
+/// Loads the final norm as "norm.weight" and the head's matrix (vocab_size, hidden_size) as "head.weight".
 [[nodiscard]] std::unique_ptr<Weights> load_head_weights(const WeightRoute& route);
 
-/// Writes logits (n, vocab_size), scaled and soft-capped as the model says, of rows [first, first + n) of hidden
-/// (T, hidden_size).
-void write_logits(const Weights& head, const at::Tensor& hidden, std::int64_t first, std::span<float> logits);
+/// Writes logits (T, vocab_size), scaled and soft-capped as the model says, of hidden (T, hidden_size).
+void write_logits(const Weights& head, const at::Tensor& hidden, std::span<float> logits);
 
 /// Compares predictions, as FinalStates::compare() does, of rows (n, hidden_size) of one run with those of others.
 void compare_predictions(const Weights& head, const at::Tensor& exact, std::span<const at::Tensor> others,

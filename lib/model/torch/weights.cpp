@@ -227,11 +227,12 @@ void split_output_gate(Weights& weights) {
 void take_apart(Weights& weights) {
   const MixerSpec& m = weights.block().mixer;
   const MlpSpec& mlp = weights.block().mlp;
-  if (!m.fused.empty()) split_qkv(weights);
+  if (!m.fused.empty()) split_qkv(weights), weights.drop(m.fused);
   if (m.kind == MixerKind::kAttention && m.output_gate) split_output_gate(weights);
   if (!mlp.fused.empty() && mlp.experts.count == 0) {
     split_off(weights, mlp.fused, 0, mlp.intermediate, mlp.gate);
     split_off(weights, mlp.fused, mlp.intermediate, mlp.intermediate, mlp.up);
+    weights.drop(mlp.fused);
   }
 }
 
@@ -314,48 +315,35 @@ at::Tensor normalize(const at::Tensor& x, double eps) {
 
 namespace {
 
-/// A float32 tensor as the sum of two of bfloat16, but for 2^-17 of each value.
-struct Halves {
-  at::Tensor high, low;
-
-  explicit Halves(const at::Tensor& x) : high(x.to(at::kBFloat16)), low((x - high).to(at::kBFloat16)) {}
-};
-
-/// What x W^T of float32 is a product of on a GPU's tensor cores: for each value of x and of W the three products of
-/// their halves that count. x (n, in) and W (out, in) become (n, 3 in) and (out, 3 in).
-at::Tensor factor_of_rows(const at::Tensor& x) {
-  const Halves halves(x);
-  return at::cat({halves.low, halves.high, halves.high}, 1);
+/// A float32 matrix (n, in) as bfloat16 (n, 3 in). Each value is the sum of a high and a low half, but for 2^-17 of it;
+/// a factor of rows times one of a weight adds up the products of halves but that of both low ones.
+at::Tensor factor(const at::Tensor& x, bool of_weight) {
+  const at::Tensor high = x.to(at::kBFloat16), low = (x - high).to(at::kBFloat16);
+  return at::cat({of_weight ? high : low, of_weight ? low : high, high}, 1);
 }
-at::Tensor factor_of_weight(const at::Tensor& weight) {
-  const Halves halves(weight);
-  return at::cat({halves.high, halves.low, halves.high}, 1);
-}
-constexpr const char* kFactor = " by halves";  // names such a factor, behind the name of its weight
+constexpr const char* kFactor = " by halves";  // names that of a weight, behind the weight's name
 
 }  // namespace
 
 at::Tensor Weights::linear(const at::Tensor& x, const std::string& part) const {
-  constexpr std::int64_t kManyRows = 128;  // fewer do not pay for halves of the weights
+  constexpr std::int64_t kManyRows = 128;  // fewer do not pay for their halves
   const std::string bias = part + ".bias", name = part + ".weight";
   const at::Tensor weight = at(name).to(x.scalar_type());
   const auto added = contains(bias) ? std::optional(at(bias).to(x.scalar_type())) : std::nullopt;
-  const bool by_halves = !x.is_cpu() && x.scalar_type() == at::kFloat && !at::GradMode::is_enabled() &&
-                         x.numel() >= kManyRows * x.size(-1);
+  const bool by_halves = contains(name + kFactor) && !at::GradMode::is_enabled() && x.numel() >= kManyRows * x.size(-1);
   if (!by_halves) return at::linear(x, weight, added);
-  const at::Tensor factor = contains(name + kFactor) ? at(name + kFactor) : factor_of_weight(weight);
   std::vector<std::int64_t> shape = x.sizes().vec();
   shape.back() = weight.size(0);
-  at::Tensor out = at::mm(factor_of_rows(x.reshape({-1, x.size(-1)})), factor.t(), at::kFloat).view(shape);
+  const at::Tensor rows = factor(x.reshape({-1, x.size(-1)}), false);
+  at::Tensor out = at::mm(rows, at(name + kFactor).t(), at::kFloat).view(shape);
   return added ? out.add_(*added) : out;
 }
 
-void Weights::prepare_products() {
-  std::vector<std::string> matrices;
+void Weights::prepare_products(const Device& device) {
+  if (device.dtype() != at::kFloat || !device.has_much_room()) return;
   for (const auto& [name, tensor] : tensors_) {
-    if (name.ends_with(".weight") && tensor.dim() == 2) matrices.push_back(name);
+    if (name.ends_with(".weight") && tensor.dim() == 2) put(name + kFactor, factor(tensor, true));
   }
-  for (const std::string& name : matrices) put(name + kFactor, factor_of_weight(at(name)));
 }
 
 at::Tensor Weights::exact_norm(const at::Tensor& x, const std::string& part) const {
@@ -396,7 +384,7 @@ std::unique_ptr<Weights> load_layer_weights(const WeightRoute& route, int layer)
     weight = {};
   }
   take_apart(*weights);
-  if (route.device.is_gpu() && route.device.dtype() == at::kFloat) weights->prepare_products();
+  weights->prepare_products(route.device);
   loading.finish();
   return weights;
 }
@@ -415,6 +403,7 @@ std::vector<std::unique_ptr<LoadedWeights>> load_expert_weights(const WeightRout
   for (StoredExpert& expert : stored) {
     auto weights = std::make_unique<Weights>(route.config, block);
     unpack_expert(expert, e, route.device.dtype(), *weights);
+    weights->prepare_products(route.device);
     expert = {};
     loaded.push_back(std::move(weights));
   }

@@ -25,11 +25,15 @@ class Weights : public LoadedWeights {
   [[nodiscard]] const at::Tensor& at(const std::string& name) const { return tensors_.at(name); }
   void put(const std::string& name, at::Tensor tensor) { tensors_[name] = std::move(tensor); }
 
-  /// x W^T + b, with the bias if there is one, in the type of x. x (…, in). A GPU multiplies many
-  /// rows of float32 as sums of two bfloat16 numbers each, which leaves out some 2^-16 of each term.
+  /// Removes a matrix and its bias: others have its parts.
+  void drop(const std::string& part) { tensors_.erase(part + ".weight"), tensors_.erase(part + ".bias"); }
+
+  /// x W^T + b, with the bias if there is one, in the type of x. x (…, in). Where products are prepared, many rows of
+  /// float32 are multiplied as sums of two bfloat16 numbers each, which leaves out some 2^-16 of each term.
   [[nodiscard]] at::Tensor linear(const at::Tensor& x, const std::string& part) const;
-  /// Keeps of all float32 matrices what linear() multiplies many rows with on a GPU, six bytes a number.
-  void prepare_products();
+  /// Keeps of all matrices what the tensor cores of a GPU multiply many rows of float32 with, six bytes a number, if it
+  /// has much room.
+  void prepare_products(const Device& device);
   /// Norm over the last dimension as the model has it, in fp32; x itself if `part` is empty.
   [[nodiscard]] at::Tensor exact_norm(const at::Tensor& x, const std::string& part) const;
   /// Norm over the last dimension as the model has it, in the type of x.

@@ -63,7 +63,7 @@ class MovedModel {
     };
     while (pass->layer() < layers) pass->step(hook, false);
     std::vector<float> logits(tokens_[0].size() * vocab());
-    pass->final_states()->logits(0, 0, logits);
+    pass->final_states()->logits(0, logits);
     std::vector<double> rows(logits.begin(), logits.end());
     for (std::size_t t = 0; t < tokens_[0].size(); ++t) {
       const std::span<double> row = std::span(rows).subspan(t * vocab(), vocab());

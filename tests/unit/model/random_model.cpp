@@ -162,22 +162,22 @@ double check_predictions(const fs::path& model, const DecoderOptions& options, s
     return found;
   };
   const auto exact = states(0), one = states(1), two = states(2);
-  const std::int64_t first = 3;
+  constexpr std::size_t first = 3;
   const TokenSequence text = some_tokens(tokens);
   const auto next = std::span(text).subspan(first + 1);
   const std::vector<const FinalStates*> others{one.get(), exact.get(), two.get()};
   std::vector<TextFigures> figures(others.size(), TextFigures(next.size()));
   const std::vector<std::span<PositionFigures>> out(figures.begin(), figures.end());
   exact->compare(1, first, next, others, out);
-  std::vector<float> p(next.size() * vocab), q = p;
-  exact->logits(1, first, p);
+  std::vector<float> p(tokens * vocab), q = p;
+  exact->logits(1, p);
   double left_out = 0;
   for (std::size_t run = 0; run < others.size(); ++run) {
-    others[run]->logits(1, first, q);
+    others[run]->logits(1, q);
     for (std::size_t i = 0; i < next.size(); ++i) {
-      const auto p_row = std::span(p).subspan(i * vocab, vocab), q_row = std::span(q).subspan(i * vocab, vocab);
+      const auto row = [&](std::span<const float> x) { return x.subspan((first + i) * vocab, vocab); };
       const PositionFigures &seen = figures[run][i],
-                            plain = plain_figures(p_row, q_row, static_cast<std::size_t>(next[i]));
+                            plain = plain_figures(row(p), row(q), static_cast<std::size_t>(next[i]));
       const auto near = [&](double x) { return doctest::Approx(x).epsilon(tolerance).scale(1); };
       CHECK(seen.nll == near(plain.nll));
       CHECK(seen.nll_change == near(plain.nll_change));
@@ -186,7 +186,7 @@ double check_predictions(const fs::path& model, const DecoderOptions& options, s
       CHECK(seen.same_top == plain.same_top);
       CHECK(seen.right == plain.right);
       left_out =
-          std::max(left_out, plain_figures(p_row, q_row, static_cast<std::size_t>(next[i]), -1e9).kld - plain.kld);
+          std::max(left_out, plain_figures(row(p), row(q), static_cast<std::size_t>(next[i]), -1e9).kld - plain.kld);
     }
   }
   return left_out;

@@ -19,7 +19,7 @@ std::vector<std::vector<float>> logits_of(const FinalStates& states, const std::
                                           int vocab_size) {
   std::vector<std::vector<float>> logits;
   for (std::size_t s = 0; s < sequences.size(); ++s) {
-    states.logits(s, 0, logits.emplace_back(sequences[s].size() * static_cast<std::size_t>(vocab_size)));
+    states.logits(s, logits.emplace_back(sequences[s].size() * static_cast<std::size_t>(vocab_size)));
   }
   return logits;
 }

@@ -126,7 +126,9 @@ TEST_CASE("an answer is read token by token, to the first that is wrong and beyo
   CHECK_FALSE(all.hit());
   const AnswerResult first = read_answer({}, std::span(figures).first(1));
   CHECK(first.hit());
+  CHECK(first.until_wrong == 1);
   CHECK(first.nll == 1);
+  CHECK(read_answer({}, std::span(figures).subspan(1)).until_wrong == 0);
 }
 
 TEST_CASE("quotations count every token") {

@@ -32,8 +32,8 @@ std::vector<float> rows_of(const TokenSequence& tokens) {
 class FourWordsStates : public FinalStates {
  public:
   explicit FourWordsStates(std::vector<std::vector<float>> logits) : logits_(std::move(logits)) {}
-  void logits(std::size_t sequence, std::int64_t first, std::span<float> out) const override {
-    std::copy_n(logits_[sequence].begin() + first * kVocab, out.size(), out.begin());
+  void logits(std::size_t sequence, std::span<float> out) const override {
+    std::ranges::copy(logits_[sequence], out.begin());
   }
   void compare(std::size_t sequence, std::int64_t first, std::span<const std::int32_t> next,
                std::span<const FinalStates* const> others,
