@@ -112,6 +112,10 @@ struct Sequence {
   /// Without transforms, the history of the keys, or of both sides, is rows of their own.
   [[nodiscard]] Sequence with_history(bool of_values) && {
     decoded_k = activations({DType::kF32, shape.head_dim, shape.tokens}, kv_heads, 47);
+    const std::span<float> keys = decoded_k.values<float>();  // of very different sizes, some zero
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      keys[i] *= std::ldexp(i / shape.head_dim % 9 == 8 ? 0.0F : 1.0F, -static_cast<int>(i / shape.head_dim % 9));
+    }
     if (of_values) decoded_v = activations({DType::kF32, value.rotation.dim, shape.tokens}, kv_heads, 48);
     return std::move(*this);
   }
