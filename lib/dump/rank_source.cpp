@@ -111,8 +111,9 @@ Rows rows_in(const ServerFile& file, int layer_id) {
 
 std::vector<SequenceRange> sequences_of(const std::vector<std::int64_t>& lengths, std::int64_t tokens,
                                         const SourceLimits& limits, const std::string& where) {
-  const bool positive = std::ranges::all_of(lengths, [](std::int64_t n) { return n > 0; });
-  if (!positive || std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0}) != tokens) {
+  std::int64_t rest = tokens;  // a sum could overflow
+  const bool fit = std::ranges::all_of(lengths, [&](std::int64_t n) { return n > 0 && (rest -= n) >= 0; });
+  if (!fit || rest != 0) {
     throw DataError("the sequence lengths do not add up to " + plural(tokens, "token"), where, "dump again");
   }
   std::vector<SequenceRange> ranges;

@@ -20,14 +20,6 @@ constexpr int kOpenFiles = 1000;         // chunks of layers that are read and s
 /// From this share of the energy of keys on, their mean is what errors follow, and users are told.
 constexpr double kMostOfEnergy = 0.5;
 
-void require_all_heads(const Statistics& statistics) {
-  const HeadRange& heads = statistics.heads;
-  if (heads.whole()) return;
-  throw DataError(
-      fmt::format("of {} KV heads only {} to {} are here", heads.total, heads.first, heads.first + heads.count - 1),
-      "--stats", "give one file of each tensor-parallel rank");
-}
-
 void require_same_data(const Statistics& statistics) {
   for (const LayerStatistics& layer : statistics.layers) {
     const LayerStatistics& first = statistics.layers.front();
@@ -141,6 +133,14 @@ void tell_of_mean_key(const Statistics& statistics, Set& set, Status& status) {
 }
 
 }  // namespace
+
+void require_all_heads(const Statistics& statistics) {
+  const HeadRange& heads = statistics.heads;
+  if (heads.whole()) return;
+  throw DataError(
+      fmt::format("of {} KV heads only {} to {} are here", heads.total, heads.first, heads.first + heads.count - 1),
+      "--stats", "give one file of each tensor-parallel rank");
+}
 
 std::optional<std::string> too_few_tokens(const QkvSource& source, const FitPlan& plan) {
   const ModelIdentity& model = source.model();

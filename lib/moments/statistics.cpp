@@ -198,8 +198,11 @@ void scale_by(double share, LayerStatistics& layer) {
   if (layer.damage) layer.damage = {share * layer.damage->key, share * layer.damage->value};
 }
 
-void add_numbers(std::vector<double>& sum, const std::vector<double>& more) {
-  for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += more[i];
+void add_matrices(MatrixStack& sum, const MatrixStack& more, const std::string& where) {
+  if (sum.count != more.count || sum.dim != more.dim) {
+    throw DataError("another number of heads than elsewhere", where, kOneModel);
+  }
+  for (std::size_t i = 0; i < sum.data.size(); ++i) sum.data[i] += more.data[i];
 }
 
 /// where: of `from`. Costs and damage are scaled already, and rows thinned. Samples are joined elsewhere.
@@ -214,7 +217,7 @@ void merge(LayerStatistics& to, LayerStatistics from, const std::string& where) 
   add_data(from.first_data, to.first_data, where);
   to.first.merge(from.first);
   if (to.cost) {
-    add_numbers(to.cost->key.data, from.cost->key.data), add_numbers(to.cost->value.data, from.cost->value.data);
+    add_matrices(to.cost->key, from.cost->key, where), add_matrices(to.cost->value, from.cost->value, where);
   }
   if (to.damage) to.damage = {to.damage->key + from.damage->key, to.damage->value + from.damage->value};
   if (to.rotary != from.rotary) throw DataError("keys turn otherwise by position than elsewhere", where, kOneModel);

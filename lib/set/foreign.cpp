@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "base/errors.hpp"
+#include "base/places.hpp"
 #include "base/text.hpp"
 #include "set/formats.hpp"
 #include "set/manifest.hpp"
@@ -103,6 +104,7 @@ void write_rotation_gguf(const fs::path& path, const Set& set, const fs::path& m
     throw DataError("the set has what llama.cpp cannot use: " + beyond, "",
                     "take another of its parts, fit a set with --for llamacpp, or convert to h5 or safetensors");
   }
+  if (is_remote(model)) throw UsageError("this model is copied, and must lie on a disk", "--into", "download it first");
   const GgufFile source(model);
   require_fit(part, source, model.string());
   std::vector<std::pair<std::string, Tensor>> tensors;

@@ -155,7 +155,8 @@ HeadsView heads_view(const Tensor& tensor, const std::string& what) {
 
 MatrixStack MatrixStack::from(const Tensor& tensor, const std::string& what) {
   const std::size_t rank = tensor.shape.size();
-  const bool square = (rank == 2 || rank == 3) && tensor.shape[rank - 1] == tensor.shape[rank - 2];
+  const bool square = (rank == 2 || rank == 3) && tensor.shape[rank - 1] == tensor.shape[rank - 2] &&
+                      std::ranges::all_of(tensor.shape, [](std::int64_t n) { return n > 0; });
   if (!square || (tensor.dtype != DType::kF32 && tensor.dtype != DType::kF64)) {
     throw DataError("expected square float32 matrices [d, d] or [heads, d, d], found " + shape_text(tensor.shape) +
                         " of " + std::string(name_of(tensor.dtype)),

@@ -233,7 +233,8 @@ PublishResult publish_to_hub(const ToPublish& publication, HubStore& hub) {
     return {name.text(), where, *before, false};
   }
   publication.require_allowed(before, where);
-  const std::string signature = signature_of(publication.options, publication.manifest, "");
+  const std::string published = hub.read(join_path(publication.folder(), kSignatureName)).text;
+  const std::string signature = signature_of(publication.options, publication.manifest, published);
   upload_set(publication, signature, hub);
   const ZooEntry entry = publication.entry(signature);
   for (int attempt = 0; attempt < kMaxConflicts; ++attempt) {

@@ -103,6 +103,11 @@ class FitInput {
       live_options.first_positions = spread_over(context_, sequences_);
     }
     auto live = open_live(*runner_, sequences_, live_options, status);
+    for (const int layer : layers) {
+      if (std::ranges::count(runner_->config().cache_layers(), layer) > 0) continue;
+      throw UsageError(fmt::format("the model has no cache in layer {} that grows with the whole text", layer),
+                       "--layers", "leave it out: no server reads a set there");
+    }
     live_ = live.get();
     source_ = std::move(live);
   }
@@ -118,7 +123,11 @@ class FitInput {
   }
   /// Adds fingerprints of the model's weights, or of the dump's layers, to a record of what decides a result.
   [[nodiscard]] Json with_fingerprints(Json record) const {
-    if (!model_.empty()) record["weights"] = fingerprint_of_weights(model_);
+    if (!model_.empty()) {
+      record["weights"] = fingerprint_of_weights(model_);
+      const std::string where_and_type = runner_->description();  // "cpu, float32"
+      record["computed_in"] = where_and_type.substr(where_and_type.rfind(' ') + 1);
+    }
     if (dump_.empty()) return record;
     Json& layers = record[PartialFolder::kDataOfLayers] = Json::object();
     for (const auto& [id, print] : fingerprint_layers(dump_, source_->layer_ids())) layers[std::to_string(id)] = print;
@@ -330,6 +339,7 @@ void require_replaceable_statistics(const FitCommand& command) {
 
 /// Writes statistics, and tells people and --json, there only if no set is made of them.
 void save(const Statistics& statistics, const FitCommand& command, double seconds, Context& context) {
+  require_all_heads(statistics);
   write_statistics(command.save_stats, statistics);
   std::int64_t tokens = 0;
   for (const CalibrationData& part : statistics.data) tokens += part.tokens;
