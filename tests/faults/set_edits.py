@@ -164,6 +164,7 @@ IN_MANIFEST = {
         "windows.sink": 0, "windows.recent": 4096, "model.num_layers": 8, "model.head_dim": 64, "model.num_key_value_heads": 7,
         "calibration.tokens": 3, "readers.vllm": "coded", "readers.sglang": "with_means"}.items()},
     "manifest-few-layers": member("model.num_layers", 2),
+    "manifest-many-layers": member("model.num_layers", 2**31 - 1), "manifest-many-heads": member("model.num_key_value_heads", 2**31 - 1),
     "manifest-verdict": member("verification.readers.sglang.part", "coded"),
     "manifest-part": manifest(lambda document: document["parts"].update(with_means=document["parts"]["rotations"])),
     "manifest-layer-missing": of_layers(lambda layers: layers.remove(layers[1])),
@@ -181,6 +182,7 @@ IN_CODED = {
         "codec.levels": []}.items()},
     **{f"coded-{path}": member(path, value) for path, value in {
         "model.num_key_value_heads": 7, "model.head_dim": 64, "model.num_layers": 2}.items()},
+    "coded-many-bits": member("parts.coded.layers.1.key.bits", 1e9),
     "coded-order": manifest(lambda document: document["parts"]["coded"]["layers"].reverse()),
     "coded-file": listed("rotations.h5"),
     "coded-lambda": lambda folder: edit.safetensors(folder / "coded.safetensors", lambda header: header.update(

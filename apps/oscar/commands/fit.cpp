@@ -126,7 +126,7 @@ class FitInput {
     if (!model_.empty()) {
       record["weights"] = fingerprint_of_weights(model_);
       const std::string where_and_type = runner_->description();  // "cpu, float32"
-      record["computed_in"] = where_and_type.substr(where_and_type.rfind(' ') + 1);
+      record["model_dtype"] = where_and_type.substr(where_and_type.rfind(' ') + 1);
     }
     if (dump_.empty()) return record;
     Json& layers = record[PartialFolder::kDataOfLayers] = Json::object();

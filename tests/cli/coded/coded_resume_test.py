@@ -56,6 +56,7 @@ class CodedResumeTest(unittest.TestCase):
         weights.chmod(0o644), weights.write_bytes(raw)
         for options, words in ((("--model", MODEL, *TEXTS, "500"), "calibration, recipe differ"),
                                ((*data, "--sink", "32"), "windows differ"), ((*data, "--context", "1024"), "recipe differ"),
+                               ((*data, "--model-dtype", "bfloat16"), "model_dtype differ"),
                                (("--model", other_model, *TEXTS, "512"), "weights differ")):
             said = self.oscar(*fit, "going", *options, "--resume", status=1)
             self.assertIn("what is left of an earlier fit is of another: " + words, said)

@@ -206,6 +206,7 @@ class ConvertTest(unittest.TestCase):
         self.make_model(head_dim=64)
         self.refuse(1, "the model has head_dim 64, the set has 128", SAMPLE, "x.gguf", "--into", "model.gguf")
         self.refuse(2, "--into MODEL.gguf", SAMPLE, "x.gguf")
+        self.refuse(2, "must lie on a disk", SAMPLE, "x.gguf", "--into", "https://127.0.0.1:1/model.gguf")
 
     def test_mla(self):
         torch = need("torch")

@@ -176,6 +176,8 @@ class ServerFilesTest(unittest.TestCase):
                 refused(lack[kind])
                 server.save(path.parent, self.rows, ranks=2, copies=2)
                 refused("ranks shared KV heads, and each saw a part of the queries")
+        self.assertIn("of 2 KV heads only 1 to 1 are here", self.oscar(
+            "fit", "--stats", self.two / "oscar_moments_rank1.pt", "--save-stats", "part", status=1))
         self.assertFalse(Path("/tmp/oscar-was-here").exists())
         self.assertIn("has no moments of a server", self.fit("never", "--stats", self.dump, status=1))
         self.assertIn("these are rows", self.fit("never", "--stats", self.two / "oscar_rows_rank0.pt", status=1))

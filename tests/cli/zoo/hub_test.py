@@ -209,6 +209,12 @@ class HubTest(ZooTest):
                 self.assertNotIn("Authorization", headers)
         self.assertEqual(hub.files[f"{NAME}/latest/{KEYS}"], (self.folder / "set-2" / KEYS).read_bytes())
 
+    def test_two_can_sign(self):
+        with WritableHub(REPOSITORY, {"README.md": b"# Zoo\n"}, token=SECRET) as hub:
+            for name in ("first", "second"):
+                self.published_at(hub, NAME, "--sign", self.key(name)[0])
+            self.assertEqual(len(json.loads(hub.files[f"{NAME}/latest/signature.json"])["signatures"]), 2)
+
     def test_what_is_refused_is_told_and_changes_nothing(self):
         with WritableHub(REPOSITORY, {}, token=SECRET) as hub:
             self.assertIn("needs a token", self.publish(hub, HF_TOKEN="").stderr)

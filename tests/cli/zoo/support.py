@@ -70,6 +70,13 @@ class ZooTest(unittest.TestCase):
             if variable in os.environ:
                 self.environment[variable] = os.environ[variable]
 
+    def key(self, name="key"):
+        """(private, public) PEM files, by openssl."""
+        private, public = self.folder / f"{name}.pem", self.folder / f"{name}.pub"
+        subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", private], check=True)
+        subprocess.run(["openssl", "pkey", "-in", private, "-pubout", "-out", public], check=True)
+        return private, public
+
     def command(self, *arguments):
         return [os.environ["OSCAR_BINARY"], *map(str, arguments)]
 

@@ -12,13 +12,6 @@ SIGNATURE = f"{NAME}/latest/signature.json"
 
 
 class TrustTest(ZooTest):
-    def key(self, name="key"):
-        """(private, public) PEM files, by openssl."""
-        private, public = self.folder / f"{name}.pem", self.folder / f"{name}.pub"
-        subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", private], check=True)
-        subprocess.run(["openssl", "pkey", "-in", private, "-pubout", "-out", public], check=True)
-        return private, public
-
     def publish(self, key, seed=1, name=NAME, *more):
         make_set(self.folder / f"set-{seed}", seed)
         return self.succeed("publish", self.folder / f"set-{seed}", "--zoo", self.zoo, "--name", name, "--sign", key, *more)

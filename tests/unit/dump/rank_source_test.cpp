@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <limits>
 #include <random>
 
 #include "base/files.hpp"
@@ -163,6 +164,16 @@ TEST_CASE("a missing rank, keys that are almost copies, and two dumps in one fol
   write_ranks(dump.path(), Layout::kBeside, server);
   write_ranks(dump.path(), Layout::kInside, server);
   CHECK_ERROR(read_all(dump.path()), DataError, "more than one dump");
+}
+
+TEST_CASE("lengths of sequences whose sum overflows do not add up") {
+  const test::TemporaryFolder dump;
+  Server server;
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  server.lens = Tensor(DType::kI64, {3});
+  std::ranges::copy(std::array{kMost, kMost, kTokens + 2}, server.lens.values<std::int64_t>().begin());
+  write_ranks(dump.path(), Layout::kFiles, server);
+  CHECK_ERROR(read_all(dump.path()), DataError, "do not add up to 40 tokens");
 }
 
 TEST_CASE("a file of a rank that holds something else says what is missing") {

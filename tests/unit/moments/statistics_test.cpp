@@ -128,6 +128,12 @@ TEST_CASE("statistics that do not belong together are refused, with both names")
     change(b);
     CHECK_ERROR((void)read_statistics({a, folder.write("b", b)}), DataError, what);
   };
+  Statistics costly = part('3', {0}, 1);
+  costly.layers[0].cost = ErrorCost{MatrixStack(2, 2), MatrixStack(2, 2)};
+  const fs::path c = folder.write("c", costly);
+  costly = part('4', {0}, 1);
+  costly.layers[0].cost = ErrorCost{MatrixStack(1, 2), MatrixStack(1, 2)};
+  CHECK_ERROR((void)read_statistics({c, folder.write("d", costly)}), DataError, "another number of heads");
   refused("different models (\"test/model\", \"other\")", [](Statistics& s) { s.model.id = "other"; });
   refused("different revisions", [](Statistics& s) { s.model.revision = "abc"; });
   refused("different revisions", [](Statistics& s) { s.model.config_sha256 = std::string(64, 'c'); });
