@@ -26,7 +26,8 @@ except ImportError as missing:
     sys.exit(77)
 
 CPU = "vllm.v1.attention.backends.cpu_attn.CPUAttentionBackend"
-Selector = namedtuple("AttentionSelectorConfig", "use_mla use_sparse attn_type has_sliding_window", defaults=(False, False, "decoder", False))
+SPECIAL = ("use_mm_prefix", "use_non_causal", "use_rswa", "use_batch_invariant")
+Selector = namedtuple("AttentionSelectorConfig", ("use_mla", "use_sparse", "attn_type", "has_sliding_window", *SPECIAL), defaults=(False, False, "decoder", False, *[False] * 4))
 
 
 class StartTest(unittest.TestCase):
@@ -66,7 +67,8 @@ class StartTest(unittest.TestCase):
         vllm_start._count.cache_clear()
         vllm_start.served_set.cache_clear()
         module("vllm.platforms", current_platform=Platform())
-        module("vllm.config", cache=types.SimpleNamespace())  # of 0.32
+        self.model = space(is_multimodal_model=True)
+        module("vllm.config", cache=space(), get_current_vllm_config=lambda: space(model_config=self.model))  # of 0.32
         calls = iter(range(9))
         module("vllm.v1.attention.selector", _cached_get_attn_backend=functools.cache(lambda backend: next(calls)))
         module("vllm.v1.core.sched.scheduler", Scheduler=Scheduler)
@@ -124,6 +126,12 @@ class StartTest(unittest.TestCase):
                 self.assertEqual(self.choose(self.names.CPU_ATTN), CPU)
             with self.assertRaisesRegex(ValueError, "attention is latent or sparse; .* or unset OSCAR_KV_SET"):
                 self.choose(use_mla=True)
+            for name, expected in zip(SPECIAL, ("picture .*; give --language-model-only", "not causal", "window behind its prompt", "step; unset VLLM_BATCH_INVARIANT")):
+                self.assertEqual(self.choose(self.names.CPU_ATTN, attn_type="encoder", **{name: True}), CPU)
+                with self.assertRaisesRegex(ValueError, f"cannot be served: .*{expected}"):
+                    self.choose(**{name: True})
+            with mock.patch.object(self.model, "is_multimodal_model", False):
+                self.assertEqual(self.choose(use_mm_prefix=True), vllm_start.SERVING)
 
     def test_the_cache_has_a_name_from_the_next_version_on_and_compiled_graphs_one_of_their_own(self):
         self.assertIn("the cache is fp8; give --kv-cache-dtype auto", self.configure(cache="fp8"))

@@ -185,12 +185,22 @@ def _drop_unreached_window(config: Any) -> None:
 def _is_ours(selector: Any) -> bool:
     """Whether a layer that is being made reads the whole text, and is not one that drafts: a set is for those."""
     from vllm.compilation import backends
+    from vllm.config import get_current_vllm_config
 
     if backends.model_tag != "backbone":
         return False
     if selector.use_mla or selector.use_sparse:
         _refuse("the model's attention is latent or sparse; use a model with another one, or unset OSCAR_KV_SET")
-    return selector.attn_type == "decoder" and not selector.has_sliding_window
+    if selector.attn_type != "decoder" or selector.has_sliding_window:
+        return False
+    for name, text in (("use_mm_prefix", "tokens of a picture see each other both ways; give --language-model-only"),
+                       ("use_non_causal", "the model's attention is not causal; unset OSCAR_KV_SET"),
+                       ("use_rswa", "the model's attention has a window behind its prompt (R-SWA); unset OSCAR_KV_SET"),
+                       ("use_batch_invariant", "answers depend on the other requests of a step; unset VLLM_BATCH_INVARIANT")):
+        # vLLM sets use_mm_prefix for text models of Gemma 4, too.
+        if getattr(selector, name, False) and (name != "use_mm_prefix" or get_current_vllm_config().model_config.is_multimodal_model):
+            _refuse(text)
+    return True
 
 
 def _require_all_covered(layers: dict[str, Any]) -> None:
