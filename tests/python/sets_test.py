@@ -209,8 +209,8 @@ class SetsTest(unittest.TestCase):
         self.write(manifest, hashes=False)
         for stranger, words in ((lambda path: path.write_text("sourced by somebody"), "manifest.json does not list this file"),
                                 (lambda path: path.symlink_to("/etc/passwd"), "a link")):
-            stranger(self.folder / "run.sh")
-            self.assert_refused(f"run.sh: {words}")
+            stranger(self.folder / "run\x1b[2J.sh")
+            self.assert_refused(f"/run\\x1b[2J.sh': {words}")
 
     def changed(self, tensors=(), manifest=lambda document: None):
         """The coded part with other tensors, whose hashes fit, and a changed manifest of it."""

@@ -131,9 +131,9 @@ def _read_listed(folder: Path, manifest: dict[str, Any], path: str) -> bytes:
         raise ValueError(f"{said}: does not list {path}; {_AGAIN}")
     for found in folder.rglob("*"):
         if found.is_symlink():
-            raise ValueError(f"{found}: a link; copy the set without links (cp -rL)")
+            raise ValueError(f"{str(found)!a}: a link; copy the set without links (cp -rL)")
         if not (found.is_dir() or found.relative_to(folder).as_posix() in (*names, "manifest.json", "signature.json")):
-            raise ValueError(f"{found}: manifest.json does not list this file; take it away, or fetch the set by oscar pull")
+            raise ValueError(f"{str(found)!a}: manifest.json does not list this file; take it away, or fetch the set by oscar pull")
     size, sha256 = (listed[names.index(path)].get(name) for name in ("size", "sha256"))
     try:
         data = _read_file(folder / path, size) if type(size) is int and size >= 0 else b""
