@@ -290,6 +290,14 @@ class StartTest(unittest.TestCase):
             program.load_library()
         program.load_library.cache_clear()
 
+    def test_actors_of_ray_get_our_variables(self):
+        """Beside those that somebody named."""
+        ours = {"OSCAR_KV_SET": os.environ["OSCAR_KV_SET"], "OSCAR_KV_ALLOW_REJECTED": "1"}
+        for told, expected in ((None, "OSCAR_KV_ALLOW_REJECTED,OSCAR_KV_SET"), ("THEIRS, OSCAR_KV_SET", "OSCAR_KV_ALLOW_REJECTED,OSCAR_KV_SET,THEIRS")):
+            with mock.patch.dict(os.environ, ours | ({"VLLM_RAY_EXTRA_ENV_VARS_TO_COPY": told} if told else {}), clear=True):
+                vllm_plugin.register()
+                self.assertEqual(os.environ["VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"], expected)
+
     def observed(self):
         """Variables with which servers are observed."""
         os.environ.pop("OSCAR_KV_SET", None)

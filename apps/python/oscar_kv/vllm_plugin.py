@@ -9,6 +9,7 @@ known from what vLLM's scheduler tells the workers in each step: prompts that ar
 Non-goals: speculative decoding, whose drafts are not in the scheduler's output.
 """
 import logging
+import os
 from collections.abc import Callable
 from functools import cache
 from itertools import islice
@@ -120,6 +121,10 @@ def _register(serves: bool) -> None:
         choose_for_each_layer()
         compute_windows_again()
     watch(current_platform, {} if serves else backends)
+    # Actors of Ray get vLLM's own variables and those that this one names; without ours they would serve no set.
+    told = os.environ.get("VLLM_RAY_EXTRA_ENV_VARS_TO_COPY", "").split(",")
+    names = {*map(str.strip, told), *(name for name in os.environ if name.startswith("OSCAR_"))} - {""}
+    os.environ["VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"] = ",".join(sorted(names))
 
 
 @cache
