@@ -61,7 +61,7 @@ class StartTest(unittest.TestCase):
 
         self.platform, names = Platform, enum.Enum("AttentionBackendEnum", {"FLASH_ATTN": "x", "CPU_ATTN": CPU, "CUSTOM": None})
         self.names = names
-        module("vllm", __version__="0.99")
+        module("vllm", __version__="0.99", envs=types.SimpleNamespace())
         self.counted, space = [], types.SimpleNamespace
         module("prometheus_client", Gauge=lambda name, text, labels: space(labels=lambda *given: space(set=lambda value: taken.counted.append((name, *given, value)))))
         vllm_start._count.cache_clear()
@@ -80,7 +80,7 @@ class StartTest(unittest.TestCase):
 
     def config(self, **changes):
         given = {"backend": self.names.CUSTOM, "kinds": {}, "cache": "auto", "dtype": torch.bfloat16, "block": None,
-                 "speculative": None, "transfer": None, "ranks": 1, "of_context": 1, "of_prompt": 1, "offloaded": None, "moved_by": "native", "fast": False, "longest": 2048, "path": MODEL,
+                 "speculative": None, "transfer": None, "ranks": 1, "of_context": 1, "of_prompt": 1, "offloaded": None, "moved_by": "native", "fast": False, "longest": 2048, "path": MODEL, "by": "mp",
                  "more": {}, "hybrid": False, "uses_mrope": False, "runner_type": "generate", "parts": 1, "microbatches": False,
                  "latent": None, "chosen": None, "scheduler": sys.modules["vllm.v1.core.sched.scheduler"].Scheduler, "prefixes": True} | changes
         space = types.SimpleNamespace
@@ -93,7 +93,7 @@ class StartTest(unittest.TestCase):
                      try_verify_and_update_config=lambda: setattr(attention, "backend", given["chosen"]),
                      cache_config=space(enable_prefix_caching=given["prefixes"], cache_dtype=given["cache"], kv_offloading_size=given["offloaded"], kv_offloading_backend=given["moved_by"], kv_sharing_fast_prefill=given["fast"], block_size=given["block"] or 128,
                                         user_specified_block_size=given["block"] is not None),
-                     parallel_config=space(tensor_parallel_size=given["ranks"], pipeline_parallel_size=given["parts"], use_ubatching=given["microbatches"], decode_context_parallel_size=given["of_context"],
+                     parallel_config=space(tensor_parallel_size=given["ranks"], distributed_executor_backend=given["by"], pipeline_parallel_size=given["parts"], use_ubatching=given["microbatches"], decode_context_parallel_size=given["of_context"],
                                            prefill_context_parallel_size=given["of_prompt"]))
 
     def configure(self, **changes):
@@ -176,6 +176,10 @@ class StartTest(unittest.TestCase):
                 ("the set is for another model", {"path": other})):
             with self.subTest(expected):
                 self.assertIn(expected, self.configure(**changes))
+        for newer in (True, False):
+            with mock.patch.object(sys.modules["vllm"], "envs", types.SimpleNamespace(VLLM_USE_RAY_V2_EXECUTOR_BACKEND=newer)):
+                self.assertIn("served" if newer else "unset VLLM_USE_RAY_V2_EXECUTOR_BACKEND", self.configure(by="ray"))
+        self.assertEqual(self.configure(by="ray"), "served")  # of 0.33, which has one executor
         self.assertEqual(self.configure(scheduler=object, prefixes=False), "served")
         self.assertEqual(self.configure(backend=None, speculative=types.SimpleNamespace(method="ngram"), hybrid=True), "served")
         self.assertEqual(self.configure(speculative=types.SimpleNamespace(method="eagle")), "served")

@@ -91,6 +91,8 @@ def _refuse_backend(config: Any, name: str) -> None:
 
 
 def _check_options(config: Any) -> None:
+    from vllm import envs
+
     cache, model, attention = config.cache_config, config.model_config, config.attention_config
     backend, parallel = getattr(attention.backend, "name", None), config.parallel_config
     method = getattr(config.speculative_config, "method", "ngram")
@@ -114,6 +116,8 @@ def _check_options(config: Any) -> None:
             (cache.enable_prefix_caching and not hasattr(config.scheduler_config.get_scheduler_cls(), "oscar_computes_again"),
              "the scheduler is no subclass of vLLM's Scheduler, so requests would not compute again what their windows lack of a cached prefix; "
              "leave --scheduler-cls out, or give --no-enable-prefix-caching"),
+            (parallel.distributed_executor_backend == "ray" and not getattr(envs, "VLLM_USE_RAY_V2_EXECUTOR_BACKEND", True),
+             "steps of vLLM's older executor for Ray cannot be watched; unset VLLM_USE_RAY_V2_EXECUTOR_BACKEND"),
             (parallel.use_ubatching, "steps are cut into microbatches; leave --enable-dbo and --ubatch-size out"),
             (model.is_hybrid and parallel.pipeline_parallel_size > 1,
              "a part of a model with linear attention or Mamba does not know how large the blocks of others are; leave --pipeline-parallel-size out"),
