@@ -42,6 +42,7 @@ class DecodeClock:
     def __init__(self, sink: int, recent: int):
         self.sink, self.recent = sink, recent
         self.next = -1  # what `position` holds
+        self.placed = 0  # how often the tensors were made anew; graphs of those before are stale
         self._shape = (0, 0)
 
     def begin(self, length: int, batch: int, room: int, device: torch.device) -> None:
@@ -61,7 +62,7 @@ class DecodeClock:
         self.next += 1
 
     def _place(self, length: int, batch: int, room: int, device: torch.device) -> None:
-        self._shape = (batch, room)
+        self._shape, self.placed = (batch, room), self.placed + 1
         self.position = torch.full((1,), length, device=device)
         self.ring, self.leaving = torch.zeros_like(self.position), torch.zeros_like(self.position)
         self._first = torch.arange(0, batch * room, room, dtype=torch.int32, device=device)

@@ -314,10 +314,11 @@ class DecodeGraph:
             if not layer.is_initialized:
                 raise ValueError("the cache was reset; give it a prompt first, by a call of the model")
             layer.rows.reserve(1)
-        places = [tokens.shape[0], *(x.data_ptr() for layer in self._cache.layers for x in layer.rows.held())]
-        if places != self._places or not self._cache.is_followed():
-            self._places, self._graph = places, None
-            return self._by_python(tokens)
+        if self._where(tokens) != self._places or not self._cache.is_followed():
+            self._graph = None
+            logits = self._by_python(tokens)
+            self._places = self._where(tokens)  # the call may have placed clocks
+            return logits
         if self._graph is None:
             self._capture(tokens)
         else:
@@ -325,6 +326,11 @@ class DecodeGraph:
         self._tokens.copy_(tokens)
         self._graph.replay()
         return self._logits
+
+    def _where(self, tokens: Tensor) -> list[int]:
+        """What changes when tensors that a graph holds are made anew."""
+        return [tokens.shape[0], *(clock.placed for clock in self._cache._options.clocks.values()),
+                *(x.data_ptr() for layer in self._cache.layers for x in layer.rows.held())]
 
     def _by_python(self, tokens: Tensor) -> Tensor:
         """On the stream that captures, so that what is kept for a stream is there."""
