@@ -390,12 +390,15 @@ class BackendTest(unittest.TestCase):
         self.assertEqual((held(kept.first, "chunk"), held(kept.last, "chunk")), ([10, 11], [14, 15]))
         step(moves={"load_jobs": {3: self.moved([10, 15], [8, 9])}})
         self.assertEqual((held(kept.first, "block"), held(kept.last, "block")), ([0, 1, 6, 7, 8], [2, 3, 4, 5, 9]))
-        step(scheduled_new_reqs=[space(block_ids=([0, 1, 2, 3],), num_computed_tokens=40)], kv_cache_block_copies=[space(dst_block_id=8)],
+        again = space(block_ids=([9],), num_computed_tokens=BLOCK - 1)  # but for its last token, a prompt of a loaded block
+        step(scheduled_new_reqs=[space(block_ids=([0, 1, 2, 3],), num_computed_tokens=40), again], kv_cache_block_copies=[space(dst_block_id=8)],
              scheduled_cached_reqs=space(req_ids="bcd", resumed_req_ids={"c"}, num_computed_tokens=[80, 16, 99], new_block_ids=[([5],), ([6, 7],), None]))
         self.assertEqual((held(kept.first, "block"), held(kept.last, "block")), ([0, 1, 6], [4, 9]))
         kept.last.budget = 64
         kept.last.put(("chunk", 1), rows)
         self.assertEqual(held(kept.last, "chunk") + held(kept.last, "block"), [1, 9])
+        step(scheduled_new_reqs=[again])  # of a block that was not loaded for it
+        self.assertEqual(held(kept.last, "block"), [])
         with self.assertRaisesRegex(ValueError, "between SimpleNamespace and SimpleNamespace does not move each block to a chunk; .* CPUOffloadingSpec"):
             kept._load([self.moved([1, 2], [3])])
         with self.assertRaisesRegex(ValueError, "vLLM chose SimpleCPUOffloadConnector to move blocks; unset VLLM_USE_SIMPLE_KV_OFFLOAD"):

@@ -60,6 +60,7 @@ class OffloadedWindows:
         self._stores: list[Any] = []  # of the step before, which wrote what they read
         self._tails: dict[tuple[str, int], list[int]] = {}  # of each request and group, chunks that have rows in `last`
         self._finished: Iterable[str] = ()  # requests, in the step before
+        self._loaded: set[int] = set()  # blocks, until a request that begins has them
 
     def begin(self, output: Any) -> None:
         """A step, by vLLM's SchedulerOutput, before its blocks are given copies."""
@@ -95,6 +96,7 @@ class OffloadedWindows:
                 tokens, builders = self.groups[number]
                 for builder in builders:
                     builder.windows.forget(blocks)
+                self._loaded.update(blocks)
                 for i, (block, chunk) in enumerate(zip(blocks, chunks)):
                     first, last = (rows.get(("chunk", chunk)) for rows in (self.first, self.last))
                     if builders and (first or last) is None and (index + i) * tokens < self.sink:
@@ -121,13 +123,19 @@ class OffloadedWindows:
             first += count
 
     def _written(self, output: Any) -> list[int]:
-        """Blocks that a step begins to write, so that they hold no longer what was stored or loaded."""
+        """Blocks that a step begins to write, so that they hold no longer what was stored or loaded. Of a prompt that came back whole vLLM
+        computes the last token again, which changes nothing."""
         cached = output.scheduled_cached_reqs
         begun = [(new.block_ids, new.num_computed_tokens) for new in output.scheduled_new_reqs]
         begun += [(blocks, seen if name in cached.resumed_req_ids else 0) for name, blocks, seen
                   in zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens) if blocks is not None]
-        written = [block for groups, seen in begun for (tokens, _), blocks in zip(self.groups, groups) for block in blocks[seen // tokens:]]
-        return written + [copy.dst_block_id for copy in getattr(output, "kv_cache_block_copies", None) or ()]
+        written = [copy.dst_block_id for copy in getattr(output, "kv_cache_block_copies", None) or ()]
+        for groups, seen in begun:
+            for (tokens, _), blocks in zip(self.groups, groups):
+                first, after = seen // tokens, (seen + 1) // tokens  # which differ if one token of a block is missing
+                written += blocks[after if self._loaded.issuperset(blocks[first:after]) else first:]
+                self._loaded.difference_update(blocks)
+        return written
 
     def give(self, builder: Any, slots: Tensor) -> None:
         """Lets tokens of these slots, whose copies are restored from packed rows, have their exact ones where they are known."""
