@@ -69,7 +69,7 @@ def attended(calls, dim=64, mask=None, by_kernel=True, rule=ScoreRule(), **optio
         outs[1].append(in_torch(qs, part, 0.2, rule))
         if native is not None:
             causal = torch.ones(qs.shape[2], rows.length, device=DEVICE).tril(rows.length - qs.shape[2]).bool()
-            seen = causal.expand(2, 1, *causal.shape) if part is None else causal & part
+            seen = causal.expand(2, 1, *causal.shape) if part is None else part
             outs[2].append(torch.stack([plain_attention(*each, 0.2, mask[0], rule.soft_cap, rule.sinks)[0] for *each, mask in zip(qs, *native, seen)]))
         first += qs.shape[2]
     return [torch.cat(out, 2) if out else None for out in outs]
@@ -168,6 +168,12 @@ class RowsTest(unittest.TestCase):
             self.assertLess(distance(by_kernels, in_torch), 5e-3)
             self.assertLess(distance(by_kernels[0], alone[0]), 0.01)
             self.assertGreater(float((by_kernels[1, :, 6:] - alone[1, :, 6:]).norm()), 1)
+
+    def test_tokens_of_a_picture_see_each_other_both_ways(self):
+        mask = torch.ones(2, 1, 30, 30, device=DEVICE).tril().bool()
+        mask[:, :, 5:9, 5:9] = True
+        out, _, native = (x[:, :, :SINK + RECENT] for x in attended(30, mask=mask))  # whose windows have all that they see
+        self.assertLess(distance(out, native), 0.01)
 
     def test_refuses_rows_of_another_shape(self):
         for expected, heads, dim in (("layer 3: key rows of 32 channels do not fit matrices of 64 x 64", 2, 32),

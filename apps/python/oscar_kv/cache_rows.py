@@ -244,7 +244,8 @@ class LayerRows:
 
     def _attend(self, window: Tensor, packed: int, length: int, query: Tensor, mask: Tensor | None, scaling: float, rule: ScoreRule) -> Tensor:
         """In torch. window: before it was shortened; packed: tokens of the history that were no part of it; length: of the cache then,
-        whose last tokens are the query's. mask: None or bool (batch, 1, tokens, all tokens), False where padding is."""
+        whose last tokens are the query's. mask: bool (batch, 1, tokens, all tokens), what each token sees but for itself, also of tokens after
+        it; None: all before it."""
         rule.check(self.sides[0])
         batch, heads, tokens, _ = query.shape
         stored = self.sides[0].queries(_by_tokens(query)).unflatten(0, (batch, tokens)).transpose(1, 2).to(query.dtype)
@@ -256,8 +257,10 @@ class LayerRows:
         for begin in range(0, tokens, _QUERIES):
             i = torch.arange(length - tokens, length, device=query.device)[begin:begin + _QUERIES, None]
             in_window = (token < self.sink) | (token > i - self.recent)
-            visible = (token <= i) & (in_window == exact)
-            if mask is not None:  # padding sees itself, or there would be nothing to weigh
+            visible = in_window == exact
+            if mask is None:
+                visible = visible & (token <= i)
+            else:  # padding sees itself, or there would be nothing to weigh
                 visible = visible & (mask[:, :, begin:begin + _QUERIES][..., token] | (token == i))
             rows = stored[:, :, begin:begin + _QUERIES], k, v
             if rule.is_plain:
