@@ -47,12 +47,14 @@ class OffloadTest(ServedModel):
         self.assertEqual(again, fresh)
         self.assertLess(self.difference(self.prompts, again, path), 0.04)
         self.difference(self.prompts, again, None)
+        whole = [prompt[:672] for prompt in self.prompts]  # 21 blocks, of which vLLM computes the last token again
+        self.assertLess(self.difference(whole, [self.complete(prompt) for prompt in whole], path), 0.04)
         shorter = [prompt[100:350] for prompt in self.prompts]  # which the cache holds, but not 250 tokens more of each
         answers = self.complete_all(shorter, 250)
         self.assertGreater(self.metric("vllm:num_preemptions_total"), 0)
         self.assertLess(self.difference(shorter, answers, path), 0.05)
         if not ON_CUDA:  # of requests that made room vLLM's metric says nothing
-            self.assertGreater(self.moved(), 4 * 21)
+            self.assertGreater(self.moved(), 2 * 4 * 21)
         self.assertNotIn("without their exact rows", self.said())
 
     def test_a_host_with_little_memory(self):
