@@ -22,6 +22,7 @@ from .server import Place, ServerTap, Span, check_settings, is_wanted, starting
 from .vllm_start import KNOWN, LAYER, SERVING, choose_for_each_layer, name_cache, served_set, watch, watch_scheduler
 
 _BACKENDS = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION", "CPU_ATTN")
+_TAKEN_ALONG = "VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"
 _MARK = "oscar_prompts"  # the attribute of a backend's metadata that has a step's Spans
 _Guard = Callable[[Callable[[], None]], None]
 
@@ -122,9 +123,9 @@ def _register(serves: bool) -> None:
         compute_windows_again()
     watch(current_platform, {} if serves else backends)
     # Actors of Ray get vLLM's own variables and those that this one names; without ours they would serve no set.
-    told = os.environ.get("VLLM_RAY_EXTRA_ENV_VARS_TO_COPY", "").split(",")
+    told = os.environ.get(_TAKEN_ALONG, "").split(",")
     names = {*map(str.strip, told), *(name for name in os.environ if name.startswith("OSCAR_"))} - {""}
-    os.environ["VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"] = ",".join(sorted(names))
+    os.environ[_TAKEN_ALONG] = ",".join(sorted(names))
 
 
 @cache
