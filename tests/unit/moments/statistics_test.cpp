@@ -128,12 +128,14 @@ TEST_CASE("statistics that do not belong together are refused, with both names")
     change(b);
     CHECK_ERROR((void)read_statistics({a, folder.write("b", b)}), DataError, what);
   };
-  Statistics costly = part('3', {0}, 1);
-  costly.layers[0].cost = ErrorCost{MatrixStack(2, 2), MatrixStack(2, 2)};
-  const fs::path c = folder.write("c", costly);
-  costly = part('4', {0}, 1);
-  costly.layers[0].cost = ErrorCost{MatrixStack(1, 2), MatrixStack(1, 2)};
-  CHECK_ERROR((void)read_statistics({c, folder.write("d", costly)}), DataError, "another number of heads");
+  const auto costly = [&](char name, int heads) {
+    Statistics only_costs = part(name, {0}, 1);
+    only_costs.model.num_key_value_heads = 0;
+    only_costs.layers[0].first = {};
+    only_costs.layers[0].cost = ErrorCost{MatrixStack(heads, 2), MatrixStack(heads, 2)};
+    return folder.write(std::string(1, name), only_costs);
+  };
+  CHECK_ERROR((void)read_statistics({costly('3', 2), costly('4', 1)}), DataError, "another number of heads");
   refused("different models (\"test/model\", \"other\")", [](Statistics& s) { s.model.id = "other"; });
   refused("different revisions", [](Statistics& s) { s.model.revision = "abc"; });
   refused("different revisions", [](Statistics& s) { s.model.config_sha256 = std::string(64, 'c'); });
