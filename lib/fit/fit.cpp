@@ -134,14 +134,6 @@ void tell_of_mean_key(const Statistics& statistics, Set& set, Status& status) {
 
 }  // namespace
 
-void require_all_heads(const Statistics& statistics) {
-  const HeadRange& heads = statistics.heads;
-  if (heads.whole()) return;
-  throw DataError(
-      fmt::format("of {} KV heads only {} to {} are here", heads.total, heads.first, heads.first + heads.count - 1),
-      "--stats", "give one file of each tensor-parallel rank");
-}
-
 std::optional<std::string> too_few_tokens(const QkvSource& source, const FitPlan& plan) {
   const ModelIdentity& model = source.model();
   const std::int64_t tokens = source.calibration().tokens;
@@ -176,7 +168,7 @@ void warm_up(Backend& backend) {
 Set fit(const Statistics& statistics, const FitOptions& asked, Backend& backend, Status& status) {
   FitOptions options = asked;
   options.keys = statistics.recipe.value("keys", FitOptions().keys);
-  require_all_heads(statistics);
+  require_all_heads(statistics.heads);
   require_same_data(statistics);
   require_windows(statistics, options.windows);
   const FitPlan plan = plan_for(statistics, options, status);

@@ -27,9 +27,6 @@ inline constexpr int kRowsPerChannel = 16;
 /// Does a little of what fits do, for nothing. At once on the CPU.
 void warm_up(Backend& backend);
 
-/// Throws DataError if the statistics are of some ranks of a server: nothing but them says which heads those have.
-void require_all_heads(const Statistics& statistics);
-
 /// Fits all parts. A part of recipe auto that the statistics do not suffice for is left out, with a notice, unless its
 /// readers were named. Throws UsageError as plan_parts() does, or for other windows than those of the statistics;
 /// DataError that says which sums are missing, or which layers were taken of other data.

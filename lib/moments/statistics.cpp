@@ -370,4 +370,11 @@ Statistics read_statistics(const std::vector<std::filesystem::path>& paths) {
   return out;
 }
 
+void require_all_heads(const HeadRange& heads) {
+  if (heads.whole()) return;
+  throw DataError("of " + std::to_string(heads.total) + " KV heads only " + std::to_string(heads.first) + " to " +
+                      std::to_string(heads.first + heads.count - 1) + " are here",
+                  "--stats", "give one file of each tensor-parallel rank");
+}
+
 }  // namespace oscar

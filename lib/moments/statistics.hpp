@@ -62,6 +62,8 @@ struct HeadRange {
   int first = 0, count = 0, total = 0;
   [[nodiscard]] bool whole() const { return count == total; }
 };
+/// Throws DataError for sums of some ranks of a server alone.
+void require_all_heads(const HeadRange& heads);
 
 struct Statistics {
   ModelIdentity model;

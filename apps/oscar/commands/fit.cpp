@@ -339,7 +339,7 @@ void require_replaceable_statistics(const FitCommand& command) {
 
 /// Writes statistics, and tells people and --json, there only if no set is made of them.
 void save(const Statistics& statistics, const FitCommand& command, double seconds, Context& context) {
-  require_all_heads(statistics);
+  require_all_heads(statistics.heads);  // the file does not say which it has
   write_statistics(command.save_stats, statistics);
   std::int64_t tokens = 0;
   for (const CalibrationData& part : statistics.data) tokens += part.tokens;

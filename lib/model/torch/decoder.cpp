@@ -24,7 +24,7 @@ class TorchDecoder : public Decoder {
   TorchDecoder(ModelConfig config, const WeightStore& weights, const DecoderOptions& options)
       : config_(std::move(config)),
         store_(weights),
-        device_(options.device, options.dtype),
+        device_(options.device, options.dtype, options.notice),
         by_rows_(device_, options.notice),
         home_(device_, options.hidden_on_host, options.notice) {}
 

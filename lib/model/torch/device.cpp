@@ -73,8 +73,8 @@ at::ScalarType find_dtype(const std::string& name, bool gpu) {
 
 }  // namespace
 
-Device::Device(const std::string& device, const std::string& dtype)
-    : place_(find_device(device)), dtype_(find_dtype(dtype, is_gpu())) {
+Device::Device(const std::string& device, const std::string& dtype, std::function<void(const std::string&)> notice)
+    : place_(find_device(device)), dtype_(find_dtype(dtype, is_gpu())), notice_(std::move(notice)) {
   if (is_gpu()) layers_ = new_stream(true), experts_ = new_stream(true), copying_ = new_stream(true);
 }
 
@@ -86,6 +86,15 @@ at::Tensor Device::host_bytes(std::int64_t count) const {
 
 std::size_t Device::free_bytes() const {
   return is_gpu() ? c10::getDeviceAllocator(place_.type())->getMemoryInfo(place_.index()).first : 0;
+}
+
+bool Device::multiplies_halves() const {
+  std::call_once(chosen_, [&] {
+    if (!is_gpu() || dtype_ != at::kFloat) return;
+    halves_ = has_much_room();
+    if (!halves_) notice_("GPU memory is short: products of float32 are not split for tensor cores, and take longer");
+  });
+  return halves_;
 }
 
 void Device::release_unused() const {

@@ -12,6 +12,8 @@
 #include <c10/core/Stream.h>
 #include <c10/core/StreamGuard.h>
 
+#include <functional>
+#include <mutex>
 #include <optional>
 #include <string>
 
@@ -20,7 +22,7 @@ namespace oscar {
 class Device {
  public:
   /// Opens a device by its name in DecoderOptions. Throws BackendUnavailable, UsageError.
-  Device(const std::string& device, const std::string& dtype);
+  Device(const std::string& device, const std::string& dtype, std::function<void(const std::string&)> notice);
 
   [[nodiscard]] c10::Device place() const { return place_; }
   [[nodiscard]] bool is_gpu() const { return !place_.is_cpu(); }
@@ -34,6 +36,9 @@ class Device {
   [[nodiscard]] std::size_t free_bytes() const;
   /// Whether a GPU can keep what else would be loaded or made again.
   [[nodiscard]] bool has_much_room() const { return is_gpu() && free_bytes() > std::size_t{24} << 30; }
+  /// Whether products of float32 are those of bfloat16 halves, which need room beside the weights. That is found out
+  /// once, so that all runs compute alike, and told if there is none.
+  [[nodiscard]] bool multiplies_halves() const;
   /// Gives memory that is at hand but not used back to the device.
   void release_unused() const;
 
@@ -50,6 +55,9 @@ class Device {
   c10::Device place_;
   at::ScalarType dtype_;
   std::optional<c10::Stream> layers_, experts_, copying_;
+  std::function<void(const std::string&)> notice_;
+  mutable std::once_flag chosen_;
+  mutable bool halves_ = false;
 };
 
 /// What is done meanwhile goes to another stream of a GPU. Nothing without one.

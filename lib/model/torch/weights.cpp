@@ -340,7 +340,7 @@ at::Tensor Weights::linear(const at::Tensor& x, const std::string& part) const {
 }
 
 void Weights::prepare_products(const Device& device) {
-  if (device.dtype() != at::kFloat || !device.has_much_room()) return;
+  if (!device.multiplies_halves()) return;
   for (const auto& [name, tensor] : tensors_) {
     if (name.ends_with(".weight") && tensor.dim() == 2) put(name + kFactor, factor(tensor, true));
   }

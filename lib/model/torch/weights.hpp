@@ -31,8 +31,8 @@ class Weights : public LoadedWeights {
   /// x W^T + b, with the bias if there is one, in the type of x. x (…, in). Where products are prepared, many rows of
   /// float32 are multiplied as sums of two bfloat16 numbers each, which leaves out some 2^-16 of each term.
   [[nodiscard]] at::Tensor linear(const at::Tensor& x, const std::string& part) const;
-  /// Keeps of all matrices what the tensor cores of a GPU multiply many rows of float32 with, six bytes a number, if it
-  /// has much room.
+  /// Keeps of all matrices what the tensor cores of a GPU multiply many rows of float32 with, six bytes a number, where
+  /// the device multiplies halves.
   void prepare_products(const Device& device);
   /// Norm over the last dimension as the model has it, in fp32; x itself if `part` is empty.
   [[nodiscard]] at::Tensor exact_norm(const at::Tensor& x, const std::string& part) const;

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <iterator>
 
-#include "base/errors.hpp"
 #include "dump/source.hpp"
 #include "moments/sums.hpp"
 #include "verify/structure/objective.hpp"
@@ -31,13 +30,6 @@ const MatrixStack* find(const DataMoments& found, int layer_id, Moment moment) {
     if (each.layer_id == layer_id && each.moment == moment) return &each.covariance;
   }
   return nullptr;
-}
-
-void require_all_heads(const HeadRange& heads) {
-  if (heads.whole()) return;
-  throw DataError("of " + std::to_string(heads.total) + " KV heads only " + std::to_string(heads.count) +
-                      (heads.count == 1 ? " is here" : " are here"),
-                  "--stats", "give one file of each tensor-parallel rank");
 }
 
 }  // namespace

@@ -89,7 +89,7 @@ TEST_CASE("sums that are not there, of other text, or of some heads only") {
 
   Statistics shard = sample_statistics();
   shard.heads = {0, 1, 4};
-  CHECK_ERROR(verified(path, with(shard)), DataError, "of 4 KV heads only 1 is here");
+  CHECK_ERROR(verified(path, with(shard)), DataError, "of 4 KV heads only 0 to 0 are here");
 }
 
 }  // namespace oscar
