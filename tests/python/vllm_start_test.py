@@ -72,6 +72,7 @@ class StartTest(unittest.TestCase):
         calls = iter(range(9))
         module("vllm.v1.attention.selector", _cached_get_attn_backend=functools.cache(lambda backend: next(calls)))
         module("vllm.v1.core.sched.scheduler", Scheduler=Scheduler)
+        module("vllm.v1.kv_offload.factory", OffloadingSpecFactory=space(_registry={"CPUOffloadingSpec": 0, "TieringOffloadingSpec": 0}))
         module("vllm.compilation", backends=types.SimpleNamespace(model_tag="backbone"))
         module("vllm.v1.kv_cache_interface", KVQuantMode=enum.Enum("KVQuantMode", ["NONE", "CUSTOM"]))
         module("vllm.v1.attention.backend", AttentionBackend=type("AttentionBackend", (), {"customize_spec": 0}))
@@ -207,13 +208,15 @@ class StartTest(unittest.TestCase):
                 ("LMCacheConnectorV1 takes pages for rows of heads; give", {"transfer": by("LMCacheConnectorV1")}),
                 ("LMCacheMPConnector takes pages for rows of heads; give", {"offloaded": 2.0, "moved_by": "lmcache"}),
                 ("TieringOffloadingSpec keeps blocks by names that do not tell sets apart; leave", {"transfer": by(vllm_start.MOVES, spec_name="TieringOffloadingSpec")}),
+                ("TieringOffloadingSpec keeps blocks by names", {"transfer": by(vllm_start.MOVES, spec_name="TieringOffloadingSpec", spec_module_path="own")}),
+                ("leave sync_load_budget_bytes out of kv_connector_extra_config", {"offloaded": 2.0, "transfer": by(None, sync_load_budget_bytes="1")}),
                 ("leave block_size and blocks_per_chunk out", {"transfer": by(vllm_start.MOVES, blocks_per_chunk=2)}),
                 ("leave block_size and blocks_per_chunk out", {"transfer": by(vllm_start.MOVES, block_size=64)}),
                 ("says no cpu_bytes_to_use; give", {"transfer": by(vllm_start.MOVES)}),
                 ("states of linear attention or Mamba are not moved; leave", {"offloaded": 2.0, "hybrid": True})):
             with self.subTest(expected):
                 self.assertIn(expected, self.configure(**changes))
-        for changes in ({"offloaded": 2.0}, {"transfer": by(vllm_start.MOVES, cpu_bytes_to_use=9, spec_name="Own", spec_module_path="own", blocks_per_chunk=1)}):
+        for changes in ({"offloaded": 2.0}, {"transfer": by(vllm_start.MOVES, cpu_bytes_to_use=9, spec_name="Own", spec_module_path="own", blocks_per_chunk=1, sync_load_budget_bytes=0)}):
             self.assertEqual(self.configure(**changes), "served")
 
     def test_a_rejected_set_ends_the_start(self):

@@ -63,23 +63,26 @@ def _refuse(why: str) -> None:
 
 def _why_not_moved(config: Any) -> str | None:
     """Why blocks cannot be moved as a configuration of vLLM says, and what to do; None if they can, or are not moved."""
+    from vllm.v1.kv_offload.factory import OffloadingSpecFactory
+
     transfer, size = config.kv_transfer_config, getattr(config.cache_config, "kv_offloading_size", None)
     name, more = getattr(transfer, "kv_connector", None), getattr(transfer, "kv_connector_extra_config", {})
     if size is not None:  # of which vLLM makes a transfer later
         name = MOVES if config.cache_config.kv_offloading_backend == "native" else "LMCacheMPConnector"
-    for is_wrong, text in (
+    spec = more.get("spec_name", "CPUOffloadingSpec")  # which vLLM takes for one of its own first
+    return next((text for is_wrong, text in (
             (name is None, None),
             (name != MOVES and str(name).startswith("LMCache"), f"{name} takes pages for rows of heads; give --kv-offloading-size with the backend native"),
             (name != MOVES, f"{name} moves pages without the exact tokens that lie beside them; give --kv-offloading-size, which takes {MOVES}"),
-            (more.get("spec_name", "CPUOffloadingSpec") != "CPUOffloadingSpec" and "spec_module_path" not in more,
-             f"{more.get('spec_name')} keeps blocks by names that do not tell sets apart; leave spec_name out"),
+            (spec != "CPUOffloadingSpec" and (spec in OffloadingSpecFactory._registry or "spec_module_path" not in more),
+             f"{spec} keeps blocks by names that do not tell sets apart; leave spec_name out"),
             ("block_size" in more or more.get("blocks_per_chunk", 1) != 1,
              "a chunk on the host holds one block; leave block_size and blocks_per_chunk out of kv_connector_extra_config"),
+            (more.get("sync_load_budget_bytes", 0) not in (0, "0"),
+             "exact windows would be made of pages that have not come back yet; leave sync_load_budget_bytes out of kv_connector_extra_config"),
             (not (size or more.get("cpu_bytes_to_use")), "kv_connector_extra_config says no cpu_bytes_to_use; give --kv-offloading-size"),
-            (config.model_config.is_hybrid, "states of linear attention or Mamba are not moved; leave --kv-offloading-size and --kv-transfer-config out")):
-        if is_wrong:
-            return text
-    return None
+            (config.model_config.is_hybrid, "states of linear attention or Mamba are not moved; leave --kv-offloading-size and --kv-transfer-config out"))
+                if is_wrong), None)
 
 
 def _refuse_backend(config: Any, name: str) -> None:
