@@ -84,7 +84,7 @@ class SetsTest(unittest.TestCase):
         with self.assertNoLogs("oscar_kv"):
             oscar_kv.read_set(self.folder, "vllm")  # who reads the same, and was not judged by the same measure
         self.verified("rejected")
-        served = vllm_start.served_set.__wrapped__
+        served = vllm_start.served_set
         with mock.patch.dict(os.environ, {"OSCAR_KV_SET": str(self.folder)}):
             with self.assertRaisesRegex(ValueError, "which vllm reads; .* for vLLM OSCAR_KV_ALLOW_REJECTED=1"):
                 served()

@@ -424,6 +424,11 @@ class BackendTest(unittest.TestCase):
             self.assertLess(float((found - want).norm() / want.norm()), 0.01, seen)
             self.assertEqual(server.metadata.requests == [], by_kernels)  # those that torch reads
 
+    def test_another_engine_of_a_process_serves_another_set(self):
+        for part in (coded_set(), coded_set(sink=32)):
+            with mock.patch.object(vllm_backend, "served_set", lambda part=part: part):
+                self.assertEqual(vllm_backend.packed_set().windows, part.windows)
+
     def test_a_step_of_padding_alone(self):
         self.serve(coded_set())
         server = Server()

@@ -62,10 +62,15 @@ class StartTest(unittest.TestCase):
         self.platform, names = Platform, enum.Enum("AttentionBackendEnum", {"FLASH_ATTN": "x", "CPU_ATTN": CPU, "CUSTOM": None})
         self.names = names
         module("vllm", __version__="0.99", envs=types.SimpleNamespace())
-        self.counted, space = [], types.SimpleNamespace
-        module("prometheus_client", Gauge=lambda name, text, labels: space(labels=lambda *given: space(set=lambda value: taken.counted.append((name, *given, value)))))
-        vllm_start._count.cache_clear()
-        vllm_start.served_set.cache_clear()
+        self.counted, space, gauges = set(), types.SimpleNamespace, []
+
+        def gauge(name, text, labels):
+            self.assertNotIn(name, gauges)  # which its registry refuses
+            gauges.append(name)
+            return space(labels=lambda *given: space(set=lambda value: self.counted.add((name, *given, value))))
+
+        module("prometheus_client", Gauge=gauge)
+        vllm_start._gauge.cache_clear()
         module("vllm.platforms", current_platform=Platform())
         self.model = space(is_multimodal_model=True)
         module("vllm.config", cache=space(), get_current_vllm_config=lambda: space(model_config=self.model))  # of 0.32
@@ -117,7 +122,7 @@ class StartTest(unittest.TestCase):
         for device in ("cpu", "cuda"):
             self.platform.device_type = device
             self.assertEqual(self.configure(), "served")
-            self.assertEqual(self.counted, [("oscar_kv_layers", str(sample_set("coded")), program.manifest_hash(sample_set("coded")), 4)])
+            self.assertEqual(self.counted, {("oscar_kv_layers", str(sample_set("coded")), program.manifest_hash(sample_set("coded")), 4)})
             self.assertEqual(self.choose(), "oscar_kv.vllm_backend.PackedBackend")
             self.assertEqual(self.choose(self.names.CPU_ATTN, has_sliding_window=True), CPU)
             self.assertEqual(self.choose(self.names.CPU_ATTN, attn_type="encoder"), CPU)
@@ -219,6 +224,17 @@ class StartTest(unittest.TestCase):
         for changes in ({"offloaded": 2.0}, {"transfer": by(vllm_start.MOVES, cpu_bytes_to_use=9, spec_name="Own", spec_module_path="own", blocks_per_chunk=1, sync_load_budget_bytes=0)}):
             self.assertEqual(self.configure(**changes), "served")
 
+    def test_another_engine_of_a_process_serves_another_set(self):
+        """By forks, too, which begin with what the process before them has read."""
+        other = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="oscar-start-"))) / "set"
+        self.assertEqual(self.configure(), "served")
+        first = vllm_start.served_set()
+        shutil.copytree(sample_set("coded"), other)
+        os.environ["OSCAR_KV_SET"] = str(other)
+        self.assertEqual(self.configure(), "served")
+        self.assertFalse(vllm_start.served_set() is first)
+        self.assertEqual({path for _, path, _, _ in self.counted}, {str(sample_set("coded")), str(other)})
+
     def test_a_rejected_set_ends_the_start(self):
         folder = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="oscar-start-"))) / "set"
         shutil.copytree(sample_set("coded"), folder)
@@ -235,7 +251,6 @@ class StartTest(unittest.TestCase):
     def test_sets_of_rotations_and_of_keys_before_rope_where_these_turn_by_places_of_images(self):
         os.environ["OSCAR_KV_SET"] = str(sample_set("oscar"))
         self.assertIn("the set has no coded part, which is what vllm reads: fit one by oscar fit --model … --for vllm,transformers", self.configure())
-        vllm_start.served_set.cache_clear()
         os.environ["OSCAR_KV_SET"] = str(sample_set("coded", keys="before-rope", bits=1.25))
         self.assertEqual(self.configure(), "served")
         self.assertIn("its keys are stored before RoPE, and the model's keys turn by the places of images", self.configure(uses_mrope=True))

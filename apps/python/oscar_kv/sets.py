@@ -64,7 +64,7 @@ class Layer:
     value: Side
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SetPart:
     """The coded part. layers: by layer id, ascending, possibly sparse. windows: first and last tokens that stay as they are, (sink, recent)."""
 

@@ -42,12 +42,12 @@ _PAGES = (4, 8, 16, 32, 64, 128, 256)  # tokens that the kernels' pages may have
 _PAGE = 16  # tokens of a page of a hybrid's blocks
 # Each line once, below vLLM's own logger, so that it is seen where vLLM's lines are.
 _say = cache(logging.getLogger("vllm.oscar_kv").warning)
+_tensors_of = cache(SetPart.to_torch)
 
 
-@cache
 def packed_set() -> SetPart:
     """served_set(), as tensors."""
-    return served_set().to_torch()
+    return _tensors_of(served_set())
 
 
 def _slots_of(layer_name: str, shape: tuple[int, int, int], block_size: int, device: torch.device, dtype: torch.dtype,

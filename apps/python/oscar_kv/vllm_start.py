@@ -26,15 +26,15 @@ NAME = "oscar"  # of our cache, for --kv-cache-dtype, from vLLM 0.33 on
 MOVES = "OffloadingConnector"  # the KV connector that moves packed pages, and windows with them (offloaded_windows.py)
 _DRAFTS = ("eagle", "eagle3", "mtp", "draft_model")  # methods of speculative decoding with layers of their own, which keep vLLM's cache
 _OF_DRAFT = re.compile(r"(^|\.)(draft_model|mtp|eagle_layers)\.")  # names of those whose numbers may be those of the model's layers, too
+_read_once = cache(read_set)
 _MARK = "oscar_kv"  # in vLLM's additional_config
 _SECONDS_TO_WRITE = 30  # what observed layers of a large model take on few processors
 _BLOCK_ON_CPUS = 32  # tokens; vLLM's 128 would make windows keep up to 256 tokens more
 
 
-@cache
 def served_set() -> SetPart:
     """What vLLM reads of the set that this process serves. Raises ValueError, ImportError or OSError if it cannot be read."""
-    return read_set(set_path() or "", "vllm", allows_rejected())
+    return _read_once(set_path() or "", "vllm", allows_rejected())
 
 
 def name_cache() -> None:
@@ -147,18 +147,17 @@ def _check_set(model: Any) -> None:
                              "tell; fit one with --keys after-rope")
         check_for_model(part, model.hf_config, layers, model.max_model_len)
         warn_if_longer(part, model.max_model_len, "--max-model-len allows")
-        _count(set_path() or "", len(part.layers))
+        _gauge().labels(path := set_path() or "", manifest_hash(path)).set(len(part.layers))
     except (ImportError, OSError, ValueError) as error:
         _refuse(str(error))
 
 
 @cache
-def _count(path: str, layers: int) -> None:
+def _gauge() -> Any:
     """Beside vLLM's own metrics."""
     from prometheus_client import Gauge
 
-    served = Gauge("oscar_kv_layers", "Layers whose cache is that of a set", ["set", "manifest_sha256"])
-    served.labels(path, manifest_hash(path)).set(layers)
+    return Gauge("oscar_kv_layers", "Layers whose cache is that of a set", ["set", "manifest_sha256"])
 
 
 def _part_compiled_graphs(config: Any) -> None:
