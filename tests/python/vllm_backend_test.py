@@ -528,6 +528,7 @@ class BackendTest(unittest.TestCase):
             config.cache_config.block_size, found[NAME].spec = 96, replace(SPEC, block_size=96)
 
         config.cache_config.block_size, config.cache_config.prefix_match_unit = 32, None
+        config.model_config = types.SimpleNamespace(is_hybrid=True)
         vllm_backend.PackedBackend.share_blocks(config, finish)
         spec = found[NAME].get_kv_cache_spec(config)
         self.assertEqual((spec.page_size_bytes, vllm_backend.PackedBackend.customize_spec(spec)), (96 * room, spec))
@@ -542,6 +543,9 @@ class BackendTest(unittest.TestCase):
         config.cache_config.block_size, others = 32, 1
         with self.assertRaisesRegex(ValueError, f"cannot be served: blocks of model.layers.2.linear_attn take {96 * room + 1} bytes, and packed"):
             vllm_backend.PackedBackend.share_blocks(config, finish)
+        config.model_config.is_hybrid = False
+        vllm_backend.PackedBackend.share_blocks(config, lambda: self.assertEqual(vllm_backend.PackedBackend.get_supported_kernel_block_sizes(), [1]))
+        self.assertIs(vllm_backend.PackedBackend.customize_spec(spec), spec)
 
     def test_each_layer_is_prepared_for_blocks_of_its_own_size(self):
         """Layers may have other blocks than the one whose builder comes first."""

@@ -431,9 +431,12 @@ class PackedBackend(AttentionBackend):
     def share_blocks(cls, vllm_config: Any, finish: Callable[[], None]) -> None:
         """Calls finish(), by which vLLM makes blocks of attention as large as the states of linear attention or Mamba. It asks what a token
         takes: packed, in the layer that takes most, as all layers have blocks of one size. It cuts them into pages of few tokens for windows
-        and kernels. Raises ValueError if another layer has another size of blocks."""
+        and kernels. In models without such layers each layer has its own. Raises ValueError if another layer has another size of blocks."""
+        cls.page, cls.room = 0, 0  # of an engine before this one, as these pages
+        PackedMetadataBuilder._pages.clear()
+        if not vllm_config.model_config.is_hybrid:
+            return finish()
         watch_scheduler(PackedMetadataBuilder.forget_copied)
-        PackedMetadataBuilder._pages.clear()  # of an engine before this one
         cache, page = vllm_config.cache_config, gcd(vllm_config.cache_config.block_size, _PAGE)
         cls.page, cls.room = page, max((_room_of(layer, page) for layer in packed_layers(vllm_config)), default=0)
         finish()

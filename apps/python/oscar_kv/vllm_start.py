@@ -280,7 +280,7 @@ def watch(platform: Any, observed: dict[str, str]) -> None:
     def update_block_size_for_backend(cls: type, vllm_config: Any) -> None:
         layers = vllm_config.compilation_config.static_forward_context
         packed = next(filter(is_packed, layers.values()), None)
-        if packed is not None and vllm_config.model_config.is_hybrid:
+        if packed is not None:
             packed.attn_backend.share_blocks(vllm_config, lambda: finish(vllm_config))
         else:
             finish(vllm_config)
