@@ -12,6 +12,7 @@ import tempfile
 import time
 import types
 import unittest
+import unittest.mock
 from pathlib import Path
 
 try:
@@ -286,6 +287,9 @@ class ServerTest(unittest.TestCase):
 
     def test_a_server_that_saw_no_prompt_says_so(self):
         tap = vllm_plugin.ServerTap(lambda: None)
+        with unittest.mock.patch.dict(os.environ):
+            del os.environ["OSCAR_OBSERVE"]  # of another engine of the process
+            tap.guard(self.fail)
         with self.assertLogs("oscar_kv", logging.ERROR) as logged:
             tap._finish()
         self.assertIn(f"no prompt was observed from its first token on, so OSCAR_OBSERVE={self.dump} was not written", logged.output[0])

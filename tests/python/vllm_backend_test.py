@@ -6,6 +6,7 @@ vLLM is a fake with the classes of 0.32 that the backend uses; vllm_server_test.
 OSCAR_TEST_DEVICE=cuda, exit status 77 if there is none.
 """
 import contextlib
+import os
 import sys
 import types
 import unittest
@@ -18,7 +19,7 @@ try:
     import torch
     import vllm_fakes
     from on_device import DEVICE
-    from oscar_kv import chunk_attention
+    from oscar_kv import chunk_attention, offloaded_windows
     from oscar_kv.offloaded_windows import OffloadedWindows, watch_transfers
     from oscar_kv.packed_layer import PackedSlots
     from plain_attention import plain_attention
@@ -402,7 +403,25 @@ class BackendTest(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "between SimpleNamespace and SimpleNamespace does not move each block to a chunk; .* CPUOffloadingSpec"):
             kept._load([self.moved([1, 2], [3])])
         with self.assertRaisesRegex(ValueError, "vLLM chose SimpleCPUOffloadConnector to move blocks; unset VLLM_USE_SIMPLE_KV_OFFLOAD"):
-            watch_transfers(None, space(kv_transfer_config=space(kv_connector="SimpleCPUOffloadConnector")), SINK, RECENT)
+            watch_transfers(None, space(kv_transfer_config=space(kv_connector="SimpleCPUOffloadConnector")))
+
+    def test_rows_that_are_kept_for_the_host_are_those_of_the_set_of_an_engine(self):
+        """After others in its process, and none without a set."""
+        space, folder, kept = types.SimpleNamespace, "vllm.distributed.kv_transfer.kv_connector.v1.offloading", types.SimpleNamespace()
+        worker = type("OffloadingConnectorWorker", (), {"register_kv_caches": lambda self, caches: None})
+        vllm_fakes.module(f"{folder}.config", get_offloading_group_ids=lambda config: [])
+        vllm_fakes.module(f"{folder}.worker", OffloadingConnectorWorker=worker)
+        worker.vllm_config = space(compilation_config=space(static_forward_context={}), parallel_config=space(world_size=1),
+                                   kv_transfer_config=space(kv_connector="OffloadingConnector"))
+        worker.kv_cache_config, worker.spec = space(kv_cache_groups=[]), space(extra_config={"cpu_bytes_to_use": 8})
+        for sink in (SINK, 32, None):
+            kept.offloaded = space(sink=None)
+            with mock.patch.object(offloaded_windows, "served_set", lambda sink=sink: coded_set(sink=sink or 48)), \
+                    mock.patch.dict(os.environ, {"OSCAR_KV_SET": "SET"} if sink else {}):
+                if sink:
+                    watch_transfers(kept, worker.vllm_config)
+                worker().register_kv_caches({})
+            self.assertEqual(kept.offloaded.sink, sink)
 
     def test_drafts_that_are_rejected_leave_nothing_behind(self):
         self.check_drafts(coded_set())

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Starts of vLLM that must end, against fakes of its platform, configuration and registry: vllm_start_test.py [StartTest.test_…].
 vllm_server_test.py does it with a real one."""
+import contextlib
 import enum
 import functools
 import json
@@ -234,6 +235,28 @@ class StartTest(unittest.TestCase):
         self.assertEqual(self.configure(), "served")
         self.assertFalse(vllm_start.served_set() is first)
         self.assertEqual({path for _, path, _, _ in self.counted}, {str(sample_set("coded")), str(other)})
+
+    def test_an_engine_after_one_with_a_set_is_left_alone(self):
+        """Also one after an observed one: hooks stay in a process."""
+        module("vllm.v1.worker.worker_base", WorkerWrapperBase=type("WorkerWrapperBase", (), {"execute_model": lambda self, output: output}))
+        worker, steps = sys.modules["vllm.v1.worker.worker_base"].WorkerWrapperBase(), []
+        for variable, platform in (("OSCAR_KV_SET", self.platform), ("OSCAR_OBSERVE", type("Platform", (self.platform,), {}))):
+            self.platform = platform
+            with self.observed() if variable == "OSCAR_OBSERVE" else contextlib.nullcontext():
+                module("vllm.platforms", current_platform=platform())
+                vllm_plugin.register()
+                vllm_start.watch_scheduler(steps.append)
+                worker.execute_model(variable)
+            os.environ.pop("OSCAR_KV_SET", None)
+            config = self.config()
+            config.shutdown_timeout = 0
+            platform.check_and_update_config(config)
+            self.assertEqual((config.shutdown_timeout, config.additional_config, self.choose(self.names.CUSTOM)), (0, {}, CPU))
+            coordinator = sys.modules["vllm.v1.core.sched.scheduler"].Scheduler(None, 1, 0).kv_cache_manager.coordinator
+            self.assertEqual(coordinator.find_longest_cache_hit(None, 700), ([], 640, 0))
+            self.made(**{"model.layers.3.self_attn.attn": CPU})
+            worker.execute_model("left alone")
+        self.assertEqual(steps, ["OSCAR_KV_SET", "OSCAR_OBSERVE"])
 
     def test_a_rejected_set_ends_the_start(self):
         folder = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="oscar-start-"))) / "set"

@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from .program import set_path
-from .vllm_start import MOVES
+from .vllm_start import MOVES, served_set
 
 _SHARE = 8  # each budget is this part of what vLLM takes on the host
 _say = cache(logging.getLogger("vllm.oscar_kv").warning)
@@ -156,7 +156,7 @@ class OffloadedWindows:
                 for builder, entry in zip(builders, entries) for layer in builder.layers}
 
 
-def watch_transfers(builder: Any, vllm_config: Any, sink: int, recent: int) -> None:
+def watch_transfers(builder: Any, vllm_config: Any) -> None:
     """Gives `builder`, the class of metadata builders, its OffloadedWindows when vLLM's connector learns of the caches. A second call changes
     nothing. Raises ValueError if it is another connector."""
     if (name := vllm_config.kv_transfer_config.kv_connector) != MOVES:
@@ -170,14 +170,16 @@ def watch_transfers(builder: Any, vllm_config: Any, sink: int, recent: int) -> N
 
     def register_kv_caches(self: Any, kv_caches: dict[str, Tensor]) -> None:
         register(self, kv_caches)
+        if set_path() is None:
+            return
         layers, groups = self.vllm_config.compilation_config.static_forward_context, self.kv_cache_config.kv_cache_groups
         moved = []
         for group in (groups[i] for i in get_offloading_group_ids(self.kv_cache_config)):
             builders = [getattr(getattr(layers[name], "impl", None), "builder", None) for name in group.layer_names]
             moved.append((group.kv_cache_spec.block_size, [each for i, each in enumerate(builders) if each and each not in builders[:i]]))
         budget = int(self.spec.extra_config["cpu_bytes_to_use"]) // _SHARE // self.vllm_config.parallel_config.world_size
-        builder.offloaded = OffloadedWindows(moved, sink, recent, budget)
-        _say(f"oscar_kv: blocks go to the host packed; the exact first {sink} and last {recent} tokens of prompts go with them and take up to "
+        builder.offloaded = OffloadedWindows(moved, *(windows := served_set().windows), budget)
+        _say(f"oscar_kv: blocks go to the host packed; the exact first {windows[0]} and last {windows[1]} tokens of prompts go with them and take up to "
              f"{2 * budget / 2**20:.1f} MiB more")
 
     Worker.register_kv_caches, Worker.oscar_watches = register_kv_caches, True

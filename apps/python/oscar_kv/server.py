@@ -77,11 +77,10 @@ class ServerTap:
         Finalize(None, self._finish, exitpriority=100)  # atexit's functions do not run in processes that a server forks
 
     def guard(self, work: Callable[[], None]) -> None:
-        """All that a hook does, observe() included: a server must go on serving."""
-        if self._ended:
-            return
+        """All that a hook does, observe() included: a server must go on serving. Nothing in an engine that is not to be observed."""
         try:
-            work()
+            if not self._ended and is_wanted():
+                work()
         except Exception as error:
             self._fail(error)
 

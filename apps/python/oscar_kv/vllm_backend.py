@@ -208,7 +208,7 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
         PackedMetadataBuilder.offloaded = None  # of an engine before this one
         if getattr(vllm_config, "kv_transfer_config", None) is not None:
             watch_scheduler(PackedMetadataBuilder.begin_transfers)
-            watch_transfers(PackedMetadataBuilder, vllm_config, self.windows.sink, self.windows.recent)
+            watch_transfers(PackedMetadataBuilder, vllm_config)
         if known:
             _report(layers, self.windows)
 

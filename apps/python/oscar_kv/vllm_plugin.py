@@ -89,10 +89,11 @@ def compute_windows_again() -> None:
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
+        if set_path() is None or self.connector is not None or len(self.kv_cache_config.kv_cache_groups) != 1:
+            return
         coordinator, recent = self.kv_cache_manager.coordinator, max(served_set().windows[1], 1)
         find, dropped = coordinator.find_longest_cache_hit, self.block_size if self.use_eagle_block_drop else 0  # of what it finds each time
-        if self.connector is None and len(self.kv_cache_config.kv_cache_groups) == 1:
-            coordinator.find_longest_cache_hit = lambda hashes, most: find(hashes, max(find(hashes, most)[1] + 2 * dropped + 1 - recent, 0))
+        coordinator.find_longest_cache_hit = lambda hashes, most: find(hashes, max(find(hashes, most)[1] + 2 * dropped + 1 - recent, 0))
 
     Scheduler.__init__ = __init__
 

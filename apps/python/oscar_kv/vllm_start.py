@@ -16,7 +16,7 @@ from typing import Any
 from . import identity
 from .program import allows_rejected, manifest_hash, set_path
 from .served_model import check_for_model, warn_if_longer
-from .server import starting
+from .server import is_wanted, starting
 from .sets import SetPart, read_set
 
 SERVING = f"{__package__}.vllm_backend.PackedBackend"
@@ -27,6 +27,7 @@ MOVES = "OffloadingConnector"  # the KV connector that moves packed pages, and w
 _DRAFTS = ("eagle", "eagle3", "mtp", "draft_model")  # methods of speculative decoding with layers of their own, which keep vLLM's cache
 _OF_DRAFT = re.compile(r"(^|\.)(draft_model|mtp|eagle_layers)\.")  # names of those whose numbers may be those of the model's layers, too
 _read_once = cache(read_set)
+_watches: list[Callable[[Any], None]] = []  # of every step
 _MARK = "oscar_kv"  # in vLLM's additional_config
 _SECONDS_TO_WRITE = 30  # what observed layers of a large model take on few processors
 _BLOCK_ON_CPUS = 32  # tokens; vLLM's 128 would make windows keep up to 256 tokens more
@@ -238,15 +239,9 @@ def _leave_time_to_write(config: Any) -> None:
     os.environ.setdefault("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", str(_SECONDS_TO_WRITE))
 
 
-def _check_choice(path: str, observed: dict[str, str]) -> None:
-    if path not in observed.values():
-        raise ValueError(f"OSCAR_OBSERVE cannot observe the attention backend {path}; give --attention-backend with one of "
-                         f"{', '.join(observed)}, or use oscar fit --model")
-
-
 def watch(platform: Any, observed: dict[str, str]) -> None:
     """Watches vLLM's current platform; observed: paths of the backends that are registered for observing, by their names. A
-    second call changes nothing."""
+    second call changes nothing. Engines of this process that are given neither a set nor a dump are left alone."""
     owner = type(platform)
     if "oscar_watches" in vars(owner):
         return
@@ -256,13 +251,14 @@ def watch(platform: Any, observed: dict[str, str]) -> None:
         if set_path() is not None and _is_ours(kwargs.get("attn_selector_config", args[1] if len(args) > 1 else None)):
             return SERVING
         path = choose(*args, **kwargs)
-        if set_path() is None:
-            _check_choice(path, observed)
+        if set_path() is None and is_wanted() and path not in observed.values():
+            raise ValueError(f"OSCAR_OBSERVE cannot observe the attention backend {path}; give --attention-backend with one of "
+                             f"{', '.join(observed)}, or use oscar fit --model")
         return path
 
     def check_and_update_config(cls: type, vllm_config: Any) -> None:
         configure(vllm_config)
-        if set_path() is None:
+        if is_wanted():
             _leave_time_to_write(vllm_config)
         if set_path() is not None and vllm_config.model_config is not None and not _is_for_drafts(vllm_config):
             cache = vllm_config.cache_config
@@ -280,6 +276,8 @@ def watch(platform: Any, observed: dict[str, str]) -> None:
     def update_block_size_for_backend(cls: type, vllm_config: Any) -> None:
         layers = vllm_config.compilation_config.static_forward_context
         packed = next(filter(is_packed, layers.values()), None)
+        if not is_wanted():
+            _watches.clear()  # of an engine before this one
         if packed is not None:
             packed.attn_backend.share_blocks(vllm_config, lambda: finish(vllm_config))
         else:
@@ -294,17 +292,17 @@ def watch(platform: Any, observed: dict[str, str]) -> None:
 
 
 def watch_scheduler(begin: Callable[[Any], None]) -> None:
-    """Calls begin(SchedulerOutput) before every step that a worker of this process is given. A second call with the same changes nothing."""
+    """Calls begin(SchedulerOutput) before every step that a worker of this engine is given. A second call with the same changes nothing."""
     from vllm.v1.worker.worker_base import WorkerWrapperBase
 
     if "oscar_watches" not in vars(WorkerWrapperBase):
-        WorkerWrapperBase.oscar_watches, execute = [], WorkerWrapperBase.execute_model
+        WorkerWrapperBase.oscar_watches, execute = True, WorkerWrapperBase.execute_model
 
         def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-            for each in WorkerWrapperBase.oscar_watches:
+            for each in _watches:
                 each(scheduler_output)
             return execute(self, scheduler_output, *args, **kwargs)
 
         WorkerWrapperBase.execute_model = execute_model
-    if begin not in WorkerWrapperBase.oscar_watches:
-        WorkerWrapperBase.oscar_watches.append(begin)
+    if begin not in _watches:
+        _watches.append(begin)
