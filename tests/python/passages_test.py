@@ -3,6 +3,7 @@
 On a GPU by the kernels if OSCAR_TEST_DEVICE=cuda, exit status 77 if there is none."""
 import sys
 import unittest
+from unittest import mock
 
 try:
     import numpy as np
@@ -65,6 +66,22 @@ class PassageTest(unittest.TestCase):
             exact, packed = (self.model(IDS[1:, 64:100], past_key_values=cache).logits.log_softmax(-1) for cache in caches)
         self.assertEqual([cache.get_seq_length() for cache in caches], [500, 500])
         self.assertLess(float((exact.exp() * (exact - packed)).sum(-1).mean()), 0.05)
+
+    def test_keys_that_no_attention_saw_are_not_expected_by_the_next_call(self):
+        """Those of a passage, and of a call that failed; keys that a model changes are."""
+        passage = oscar_kv.Passage(self.set, self.config, self.computed(IDS[:1, :40]))
+        exact = self.computed(IDS[1:, :20])
+        self.addCleanup(self.model.set_attn_implementation, self.config._attn_implementation)
+        self.model.set_attn_implementation(oscar_kv.PACKED_ATTENTION)
+        with mock.patch.object(oscar_kv.packed_cache.LayerRows, "evict", side_effect=KeyError), self.assertRaises(KeyError):
+            self.model(IDS[1:, :20], past_key_values=oscar_kv.PackedCache(self.set, self.config))
+        torch.testing.assert_close(self.computed(IDS[1:, :20]).layers[3].keys, exact.layers[3].keys)
+        update = oscar_kv.PackedCache.update
+        with mock.patch.object(oscar_kv.PackedCache, "update", lambda *given, **more: [x + 0 for x in update(*given, **more)]), \
+                self.assertRaisesRegex(ValueError, "this model changes keys between its cache and attention"):
+            self.model(IDS[1:, :20], past_key_values=oscar_kv.PackedCache(self.set, self.config))
+        passage.append_to(oscar_kv.PackedCache(self.set, self.config))
+        torch.testing.assert_close(self.computed(IDS[1:, :20]).layers[3].keys, exact.layers[3].keys)
 
     def test_what_cannot_move_is_refused(self):
         source = self.computed(IDS[:, :40])
