@@ -165,37 +165,29 @@ std::unique_ptr<FinalStates> measure_layers(VerifyReport& report, const Calibrat
   return to_the_end ? live_source->final_states() : nullptr;
 }
 
-std::size_t longest_of(const ModelData& data) {
-  std::size_t longest = 0;
-  for (const auto* rows : {&data.texts, &data.needles, &data.quotes}) {
-    for (const TokenSequence& row : *rows) longest = std::max(longest, row.size());
-  }
-  return longest;
-}
-
 /// exact: what measure_layers() returns.
 void measure_model_metrics(VerifyReport& report, const CalibrationData& fitted, const std::vector<KvMethod>& methods,
                            const VerifyInputs& inputs, const VerifyOptions& options, Backend& backend, Status& status,
                            const FinalStates* exact) {
   const ModelData& data = inputs.model_data;
-  if (inputs.runner == nullptr || (data.texts.empty() && data.needles.empty() && data.quotes.empty()) ||
-      methods.empty())
-    return;
+  std::vector<TokenSequence> rows;  // all that the model reads
+  for (const auto* of : {&data.texts, &data.needles, &data.quotes}) rows.insert(rows.end(), of->begin(), of->end());
+  if (inputs.runner == nullptr || rows.empty() || methods.empty()) return;
   const auto metrics = measure_model(*inputs.runner, data, methods, options.precision, backend, status, exact);
   for (std::size_t m = 0; m < metrics.size(); ++m) report.methods[m].model = metrics[m];
   const CalibrationData texts = describe(data.texts);
+  const std::size_t longest = std::ranges::max(rows | std::views::transform(std::ranges::size));
   report.data["model"] = {
       {"data_sha256", texts.data_sha256}, {"tokens", texts.tokens},       {"computed_on", inputs.runner->description()},
-      {"needles", data.needles.size()},   {"quotes", data.quotes.size()}, {"longest", longest_of(data)}};
+      {"needles", data.needles.size()},   {"quotes", data.quotes.size()}, {"longest", longest}};
   if (!data.needles.empty()) {
     report.data["model"]["needles_quantised_share"] = keys_of_needles(data, report.windows).share();
   }
   if (!data.quotes.empty()) {
     report.data["model"]["quotes_quantised_share"] = keys_of_quotes(data, report.windows).share();
   }
-  if (data.texts.empty()) return;
-  report.data["model"].update(to_json(keys_of_texts(data, report.windows)));
-  judge_held_out(report, "model", sequences_fitted_on(fitted, data.texts), texts.sequences, options.require_held_out);
+  if (!data.texts.empty()) report.data["model"].update(to_json(keys_of_texts(data, report.windows)));
+  judge_held_out(report, "model", sequences_fitted_on(fitted, rows), std::ssize(rows), options.require_held_out);
 }
 
 /// What sinks and soft caps of the model change: nothing that a dump holds tells of them.

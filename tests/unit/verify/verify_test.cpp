@@ -172,6 +172,10 @@ TEST_CASE("fitted text is found again in shorter sequences and in dumps, and rej
   CHECK(v.report.data.at("attention").at("held_out") == true);
   CHECK(v.report.data.at("model").at("sequences_fitted_on") == 0);
 
+  VerifyInputs needle = model_on({});
+  needle.model_data.needles = sample.calibration, needle.model_data.answer_lengths = {4};
+  check_contains(verified(path, needle, options).reasons, "model is measured on 1 of 1 sequence that the set was");
+
   write_dump(*open_live(*sample.runner, sample.calibration, {}, sample.status), folder / "dump", "pt", false,
              sample.status);
   const auto dump = open_dump(folder / "dump", {.max_tokens = 200}, sample.status);
