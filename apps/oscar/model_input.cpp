@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: MIT
 #include "model_input.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <limits>
 
 #include "base/errors.hpp"
 #include "kernels/backend.hpp"
@@ -98,7 +101,12 @@ void read_answers(const AnswerFiles& files, const ModelConfig& config, std::vect
                   std::vector<int>& lengths) {
   if (!files.given()) return;
   const std::int64_t longest = config.max_position_embeddings;
-  rows = read_tokens(files.rows, {config.max_position_embeddings, 0, files.most});
+  rows = read_tokens(files.rows, {std::numeric_limits<int>::max(), 0, files.most});
+  for (std::size_t i = 0; i < rows.size(); ++i) {  // cut, it would be several rows
+    if (std::ssize(rows[i]) <= longest) continue;
+    throw DataError(fmt::format("a row of {} tokens does not fit the model's context of {}", rows[i].size(), longest),
+                    fmt::format("{}, row {}", files.rows.string(), i), "give shorter rows");
+  }
   for (const std::int64_t length : read_npy(files.answers).to_int64()) {
     // Whoever takes only the first rows takes only their answers.
     if (files.most > 0 && lengths.size() >= rows.size()) break;

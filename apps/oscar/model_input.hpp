@@ -56,8 +56,8 @@ struct AnswerFiles {
 void add_answer_options(CLI::App& command, AnswerFiles& files, const char* rows_help, const char* answers_help,
                         const char* group);
 
-/// Reads the first files.most rows (0: all), cut to the model's context, and the lengths of their answers. Reads
-/// nothing if no file is given. Throws what the readers of tokens and of .npy files throw.
+/// Reads the first files.most rows (0: all) and the lengths of their answers. Reads nothing if no file is given. Throws
+/// DataError for a row that the model's context does not hold, and what the readers of tokens and of .npy files throw.
 void read_answers(const AnswerFiles& files, const ModelConfig& config, std::vector<TokenSequence>& rows,
                   std::vector<int>& lengths);
 
