@@ -158,6 +158,7 @@ class FileSource : public QkvSource {
     const Rows rows = read(first);
     model_.num_layers = layout_.layer_ids.back() + 1;
     model_.head_dim = heads_view(rows.q, "q").head_dim;
+    if (const int dim = heads_view(rows.v, "v").head_dim; dim != model_.head_dim) model_.value_dim = dim;
     std::vector<std::int64_t> lengths;
     for (const SequenceRange& range : rows.sequences) lengths.push_back(range.size());
     calibration_.sequences = std::ssize(lengths);

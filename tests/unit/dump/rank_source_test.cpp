@@ -176,6 +176,15 @@ TEST_CASE("lengths of sequences whose sum overflows do not add up") {
   CHECK_ERROR(read_all(dump.path()), DataError, "do not add up to 40 tokens");
 }
 
+TEST_CASE("the size of values is told where it is not that of keys") {
+  const test::TemporaryFolder dump;
+  PtDict part = Server{.kv_heads = 1, .ranks = 1}.part(0);
+  part[2].value = {Tensor(DType::kBF16, {kTokens, 1, kDim / 2})};
+  write_rank(dump.path(), Layout::kFiles, 0, part);
+  Status status;
+  CHECK(open_dump(dump.path(), {}, status)->model().value_dim == kDim / 2);
+}
+
 TEST_CASE("a file of a rank that holds something else says what is missing") {
   const test::TemporaryFolder dump;
   write_pt(dump / "layer_0_rank0.pt", {PtDict{{{std::string("c_kv")}, {random_rows(1, 1)}}}});
