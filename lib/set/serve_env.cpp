@@ -41,9 +41,14 @@ int group_of(const RotationPart& set) {
   return set.latent && dim % kPublishedLatentGroup == 0 ? kPublishedLatentGroup : dim;
 }
 
+/// Of keys and of values; the published ones where the files do not tell any.
+std::pair<double, double> clip_ratios(const RotationPart& set) {
+  return set.has_clip_ratios ? std::pair{set.key_clip_scalar, set.value_clip_scalar} : std::pair{0.96, 0.92};
+}
+
 std::vector<ServerVariable> llama_cpp_variables(const RotationPart& set) {
   return {{"LLAMA_KV_NO_HADAMARD", "1"},
-          {"LLAMA_KV_CLIP_RATIO", fmt::format("{}", set.key_clip_scalar)},
+          {"LLAMA_KV_CLIP_RATIO", fmt::format("{}", clip_ratios(set).first)},
           {"LLAMA_KV_HP_SINK", std::to_string(set.windows.sink)},
           {"LLAMA_KV_HP_RECENT", std::to_string(set.windows.recent)}};
 }
@@ -59,19 +64,15 @@ std::vector<ServerVariable> latent_variables(const RotationPart& set) {
           {"SGLANG_LLOYD_MAX", set.key_codec.grid == Grid::kLloydMax ? "1" : "0"}};
 }
 
-/// The published clip ratios stand where the files do not tell any. Values' matrices go into W_O only where a layer has
-/// one, which undoes itself by its transpose.
+/// Values' matrices go into W_O only where a layer has one, which undoes itself by its transpose.
 std::vector<ServerVariable> sglang_variables(const RotationPart& set, bool means) {
-  const auto ratio = [&](double own, double published) {
-    return fmt::format("{}", set.has_clip_ratios ? own : published);
-  };
   const bool absorb = std::ranges::all_of(set.layers, [](const auto& l) { return one_matrix_per_layer(l.value); });
   std::vector<ServerVariable> variables{
       {"SGLANG_ENABLE_MIXED_KV_WINDOWS", "1"},
       {"SGLANG_OSCAR_K_ROTATION_PATH", key_pt_name(set), true},
       {"SGLANG_OSCAR_V_ROTATION_PATH", value_pt_name(set), true},
-      {"SGLANG_OSCAR_K_CLIP_RATIO", ratio(set.key_clip_scalar, 0.96)},
-      {"SGLANG_OSCAR_V_CLIP_RATIO", ratio(set.value_clip_scalar, 0.92)},
+      {"SGLANG_OSCAR_K_CLIP_RATIO", fmt::format("{}", clip_ratios(set).first)},
+      {"SGLANG_OSCAR_V_CLIP_RATIO", fmt::format("{}", clip_ratios(set).second)},
       {"SGLANG_OSCAR_ABSORB_V_ROTATION", absorb ? "1" : "0"},
       {"SGLANG_MIXED_KV_PREFIX_TOKENS", std::to_string(set.windows.sink)},
       {"SGLANG_MIXED_KV_RECENT_TOKENS", std::to_string(set.windows.recent)},
@@ -216,7 +217,7 @@ std::string serve_env(const RotationPart& part, const Reader& server, const Serv
   }
   if (!llama_cpp) text += "oscar_set=\"$(cd \"$(dirname \"${BASH_SOURCE[0]}\")\" && pwd)\"\n" + check_of(files);
   for (const ServerVariable& each : server_variables(part, server, files)) {
-    if (!part.has_clip_ratios && each.name == "SGLANG_OSCAR_K_CLIP_RATIO") {
+    if (!part.has_clip_ratios && (each.name == "SGLANG_OSCAR_K_CLIP_RATIO" || each.name == "LLAMA_KV_CLIP_RATIO")) {
       text += "# The files do not tell clip ratios; these are the published ones.\n";
     }
     const std::string path = each.value == "." ? "" : "/" + each.value;

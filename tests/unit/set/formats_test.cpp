@@ -122,6 +122,11 @@ TEST_CASE("serve.env tells a server everything") {
   CHECK(served.find("format version 3: layer 7 has a read side") != std::string::npos);
   CHECK(served.find("SGLANG_OSCAR_K_ROTATION_PATH") != std::string::npos);
   CHECK(env_for("llamacpp", sample()).find("LLAMA_KV_CLIP_RATIO=0.95\n") != std::string::npos);
+  stretched.has_clip_ratios = false;
+  for (const char* line : {"SGLANG_OSCAR_K_CLIP_RATIO=0.96\n", "LLAMA_KV_CLIP_RATIO=0.96\n"}) {
+    const std::string published = env_for(line[0] == 'L' ? "llamacpp" : "sglang", stretched);
+    CHECK_MESSAGE(published.find(std::string("; these are the published ones.\n") + line) != std::string::npos, line);
+  }
 }
 
 TEST_CASE("a server is told of the part that it reads, or why there is none") {
