@@ -60,15 +60,15 @@ struct Held {
   const char* option;
   std::optional<double> VerifyThresholds::*limit;
   std::optional<double> value;
-  const char* needs;
+  const char* needs;       // to be measured; null: it was, and is no number
   bool by_default = true;  // without a threshold that is given, too
 };
 
-/// The share of the needles found with nothing quantised that a part loses; none where it found none, or was not
-/// measured.
+/// The share of the needles found with nothing quantised that a part loses; not finite where none was found, none where
+/// that was not measured.
 std::optional<double> needles_lost(const VerifyReport& report, const MethodReport& part) {
   const auto exact = std::ranges::find(report.methods, MethodKind::kExact, &MethodReport::kind);
-  if (exact == report.methods.end() || !exact->model || exact->model->needle_hits == 0 || !part.model) return {};
+  if (exact == report.methods.end() || !exact->model || exact->model->needles == 0 || !part.model) return {};
   return 1 - static_cast<double>(part.model->needle_hits) / static_cast<double>(exact->model->needle_hits);
 }
 
@@ -86,6 +86,8 @@ std::vector<Held> held_figures(const VerifyReport& report, const MethodReport* p
     increase = part->model->ppl_ratio - 1;
   }
   if (part != nullptr) lost = needles_lost(report, *part);
+  const bool none_to_lose = lost && !std::isfinite(*lost);
+  if (none_to_lose) lost.reset();
   // What the model predicts tells more than what its attention does, but no number tells of a fault.
   const auto decides = [&](std::optional<double> of_attention) {
     return !kld || !std::isfinite(of_attention.value_or(0));
@@ -97,7 +99,8 @@ std::vector<Held> held_figures(const VerifyReport& report, const MethodReport* p
       {"softmax_kl", "softmax KL", "--max-softmax-kl", &T::max_softmax_kl, softmax_kl, kAttention, decides(softmax_kl)},
       {"kld_mean", "model KL", "--max-kld", &T::max_kld, kld, kModel},
       {"ppl_increase", "relative perplexity increase", "--max-ppl-increase", &T::max_ppl_increase, increase, kModel},
-      {"needles_lost", "share of the needles lost", "--max-needles-lost", &T::max_needles_lost, lost, kNeedles}};
+      {"needles_lost", "share of the needles lost", "--max-needles-lost", &T::max_needles_lost, lost,
+       none_to_lose ? nullptr : kNeedles}};
 }
 
 /// Of a part that fails its structure checks nothing need be measured.
@@ -109,6 +112,7 @@ void hold(VerifyReport& report, PartReport& part, bool sound, const Held& held, 
   if (!limit) return;
   if (!held.value) {
     if (!is_given || !sound) return;
+    if (held.needs == nullptr) return part.reasons.push_back("bf16 itself found no needle (--max-needles-lost)");
     throw UsageError(std::string(held.words) + " was not measured", held.option, std::string("give ") + held.needs);
   }
   report.limits.push_back(

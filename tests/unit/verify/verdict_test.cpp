@@ -149,6 +149,8 @@ TEST_CASE("where the model was run its predictions decide, else its attention; n
   CHECK(judged(with_needles(3, 8), {}).reasons ==
         std::vector<std::string>{"share of the needles lost 0.625 is above 0.5, the default (--max-needles-lost)"});
   CHECK(judged(with_needles(0, 0), {}).limits.size() == 2);
+  CHECK(judged(with_needles(2, 0), {.max_needles_lost = 0.1}).reasons ==
+        std::vector<std::string>{"bf16 itself found no needle (--max-needles-lost)"});
   CHECK_ERROR(judged(report_of(0, 0, 0, 1), {.max_needles_lost = 0.1}), UsageError, "--max-needles-lost");
 }
 
