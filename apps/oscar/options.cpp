@@ -81,6 +81,7 @@ std::string reason_against(const Named& output, const Named& input) {
 }  // namespace
 
 const CLI::Validator kNonNegative = number_that([](double x) { return x >= 0; }, "a number from 0 on");
+const CLI::Validator kWindow = number_that([](double x) { return x >= 0 && x <= 1e9; }, "a number from 0 to 1e9");
 const CLI::Validator kPositive = number_that([](double x) { return x > 0; }, "a number above 0");
 const CLI::Validator kFinite = number_that([](double) { return true; }, "a finite number");
 const CLI::Validator kCount =

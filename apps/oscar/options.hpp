@@ -43,8 +43,8 @@ struct Context {
   int exit_code = 0;
 };
 
-/// Finite numbers from 0 on, above 0, and any. CLI11's own let NaN pass.
-extern const CLI::Validator kNonNegative, kPositive, kFinite;
+/// Finite numbers from 0 on, above 0, any, and tokens of a window. CLI11's own let NaN pass.
+extern const CLI::Validator kNonNegative, kPositive, kFinite, kWindow;
 
 /// Writes "30k" out as 30000: k, M and G (or B) stand for thousands, millions and milliards; case does not count.
 extern const CLI::Validator kCount;

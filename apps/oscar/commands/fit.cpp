@@ -197,8 +197,8 @@ void add_recipe_options(CLI::App& app, FitCommand& command) {
       ->type_name("float32|float16|bfloat16");
   option(more_cache, "--group-size", fit.group_size, "Rotations: channels per scale and zero point; 0 = the whole head")
       ->check(kNonNegative);
-  option(cache, "--sink", fit.windows.sink, "First tokens that stay bfloat16")->check(kNonNegative);
-  option(cache, "--recent", fit.windows.recent, "Last tokens that stay bfloat16")->check(kNonNegative);
+  option(cache, "--sink", fit.windows.sink, "First tokens that stay bfloat16")->check(kWindow);
+  option(cache, "--recent", fit.windows.recent, "Last tokens that stay bfloat16")->check(kWindow);
 }
 
 void add_output_options(CLI::App& app, FitCommand& command) {

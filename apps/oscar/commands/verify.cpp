@@ -188,8 +188,8 @@ void add_settings(CLI::App& command, VerifyCommand& c) {
   add(more, "--precision", c.precision, "serving: bfloat16, as servers round")
       ->check(CLI::IsMember({"serving", "fp32"}))
       ->capture_default_str();
-  add(more, "--sink", options.sink, "First tokens kept in bfloat16; default: the set's")->check(kNonNegative);
-  add(more, "--recent", options.recent, "Last tokens kept in bfloat16; default: the set's")->check(kNonNegative);
+  add(more, "--sink", options.sink, "First tokens kept in bfloat16; default: the set's")->check(kWindow);
+  add(more, "--recent", options.recent, "Last tokens kept in bfloat16; default: the set's")->check(kWindow);
   add(more, "--max-queries", options.max_queries,
       "Queries per layer that attention metrics look at, evenly spread; 0 = all")
       ->check(kNonNegative)
