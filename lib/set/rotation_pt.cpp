@@ -42,7 +42,8 @@ SideTransform side_from(const PtValue& layer, const std::string& where) {
   for (const char* name : {"q_rotation", "o_rotation"}) {
     if (layer.find(std::string(name)) == nullptr) continue;
     side.read_rotation = MatrixStack::from(member<Tensor>(layer, name, where), where + ", " + name);
-    if (side.read_rotation.dim != side.rotation.dim) fail(std::string(name) + " does not fit the rotation", where);
+    if (side.read_rotation.dim == side.rotation.dim && side.read_rotation.count == side.rotation.count) continue;
+    fail(std::string(name) + " does not fit the rotation", where);
   }
   if (layer.find(std::string("k_mean")) != nullptr) {
     side.mean = member<Tensor>(layer, "k_mean", where).to_doubles();

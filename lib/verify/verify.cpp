@@ -56,12 +56,12 @@ Expectation expectation(const SetUnderTest& set, const VerifyInputs& inputs) {
   } else if (inputs.statistics) {
     expected.model = inputs.statistics->model;
     expected.origin = "the statistics' manifest";
-  } else if (!set.manifest.is_null()) {
+  } else {
     expected.model = set.model;
     expected.model.config_sha256.clear();  // a set cannot vouch for itself
     expected.model.revision.clear();
     expected.model.weights_sha256.clear();
-    expected.origin = "the set's manifest";
+    expected.origin = "the set itself";
   }
   if (inputs.source != nullptr) {
     expected.data_layers = inputs.source->layer_ids();

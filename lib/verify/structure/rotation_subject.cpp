@@ -51,20 +51,15 @@ void check_clip(const RotationSides& sides, const RotationPart& part, std::vecto
     checks.push_back({.name = "clip_ratio", .message = "the files do not say how rows are clipped"});
     return;
   }
-  const int heads = part.model.num_key_value_heads;
-  for_each_side(
-      sides, checks, [&](const RotationSide& side, int layer, const SideTransform& t, std::vector<Check>& out) {
-        std::vector<double> ratios = t.head_clip_ratios;
-        const bool fit_heads = ratios.empty() || heads == 0 || ratios.size() == static_cast<std::size_t>(heads);
-        ratios.push_back(t.clip_ratio);
-        const auto [low, high] = std::minmax_element(ratios.begin(), ratios.end());
-        const bool in_range = *low >= 0 && *high <= 1;
-        const std::string message = !in_range    ? "a clip ratio lies in 0..1"
-                                    : !fit_heads ? "the number of clip ratios is not that of the heads"
-                                                 : "";
-        out.push_back({"clip_ratio", layer, side.target, in_range ? t.clip_ratio : (*low < 0 ? *low : *high), 1.0,
-                       message.empty(), message});
-      });
+  for_each_side(sides, checks,
+                [&](const RotationSide& side, int layer, const SideTransform& t, std::vector<Check>& out) {
+                  std::vector<double> ratios = t.head_clip_ratios;
+                  ratios.push_back(t.clip_ratio);
+                  const auto bad = std::ranges::find_if_not(ratios, [](double r) { return 0 <= r && r <= 1; });
+                  const bool ok = bad == ratios.end();
+                  out.push_back({"clip_ratio", layer, side.target, ok ? t.clip_ratio : *bad, 1.0, ok,
+                                 ok ? "" : "a clip ratio lies in 0..1"});
+                });
 }
 
 std::vector<double> clips_of(const SideTransform& side) {
@@ -92,7 +87,8 @@ struct RotationSubject final : Subject {
     std::vector<StoredSide> all;
     for (const RotationSide& side : rotations) {
       for (const auto& [id, t] : side.layers) {
-        all.push_back({id, side.target, t, {t.eigenvalues, t.covariance.data, t.query_covariance.data}});
+        const std::int64_t ratios = std::ssize(t.head_clip_ratios);
+        all.push_back({id, side.target, t, {t.eigenvalues, t.covariance.data, t.query_covariance.data}, ratios});
       }
     }
     return all;

@@ -124,9 +124,11 @@ Check shape_of(const StoredSide& side, bool may_share, const Expectation& expect
   Check check{"shape", side.layer_id, side.target, matrix.dim, {}, true, ""};
   if (dim > 0) check.limit = dim;
   if (dim > 0 && matrix.dim != dim) check.message = "the model's head_dim is " + std::to_string(dim);
-  const bool shared = may_share && matrix.count == 1;
-  if (model.num_key_value_heads > 0 && !shared && matrix.count != model.num_key_value_heads) {
-    check.message = "the model has " + plural(model.num_key_value_heads, "key-value head");
+  const std::int64_t heads = model.num_key_value_heads, means = std::ssize(side.transform.mean) / matrix.dim;
+  const auto other = [heads](std::int64_t own) { return own > 1 && own != heads; };
+  const bool cannot_share = !may_share && matrix.count != heads;
+  if (heads > 0 && (cannot_share || other(matrix.count) || other(means) || other(side.head_clip_ratios))) {
+    check.message = "matrices, means or clip ratios are not of the model's " + plural(heads, "key-value head");
   }
   if (!check.message.empty()) {
     check.ok = false;
@@ -277,7 +279,7 @@ void check_shared(const Subject& subject, const Expectation& expected, std::vect
 }
 
 bool measurable(const std::vector<Check>& checks) {
-  constexpr std::array kNeeded{"finite", "shape", "layer_coverage"};
+  constexpr std::array kNeeded{"finite", "shape", "layer_coverage", "clip_ratio"};
   return std::ranges::none_of(checks, [&](const Check& check) {
     return check.ok == false && std::ranges::find(kNeeded, check.name) != kNeeded.end();
   });

@@ -58,6 +58,7 @@ struct StoredSide {
   std::string target;  // "key", "value", or empty if a lone file does not say
   const Transform& transform;
   std::vector<std::span<const double>> more;  // numbers beside the transform
+  std::int64_t head_clip_ratios = 0;          // their number
 };
 
 /// One part of a set.

@@ -213,6 +213,14 @@ TEST_CASE("read sides, mean keys and the codec of both sides survive every forma
   }
 }
 
+TEST_CASE("a read side of another number of matrices is refused") {
+  const test::TemporaryFolder folder;
+  RotationPart set = sample();
+  set.layers.front().key.read_rotation = MatrixStack(3, 2);
+  write_rotation_pt_files(folder.path(), set, 0);
+  CHECK_ERROR((void)read_rotation_pt(folder / key_pt_name(set)), DataError, "q_rotation does not fit the rotation");
+}
+
 TEST_CASE("serve.env switches Lloyd-Max on where the server has it, and says how scales are stored") {
   RotationPart set = sample();
   set.key_codec.grid = Grid::kLloydMax;

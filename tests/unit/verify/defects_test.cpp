@@ -76,6 +76,8 @@ const std::vector<Defect>& defects() {
        "calibration_tokens failed: 0 against 256: the set does not say how many tokens it was fitted on"},
       {"fp8", [](RotationPart& s) { to_fp8(key(s).rotation, true, false); },
        "fp8_subnormals failed (layer 1, key): every entry is a number of fp8"},
+      {"means of three heads", [](RotationPart& s) { key(s).mean.resize(3 * 128); },
+       "shape failed (layer 1, key): 128 against 128: matrices, means or clip ratios are not of the model's"},
       {"flushed fp8 subnormals", [](RotationPart& s) { to_fp8(key(s).rotation, false, true); },
        "fp8_subnormals failed (layer 1, key): entries below 2^-6"}};
   return all;

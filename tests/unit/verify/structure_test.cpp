@@ -152,16 +152,17 @@ TEST_CASE("non-orthogonal matrices and wrong numbers of things are found") {
   wider.dims.clear(), wider.model.head_dim = kHeadDim, wider.model.value_dim = 8;
   CHECK(failures(sound_set(), wider) == "shape: the model's head_dim is 8\nshape: the model's head_dim is 8\n");
 
+  verify::Expectation of_two = expected_model();
+  of_two.model.num_key_value_heads = 2;
+  for (const double ratio : {1.5, -0.1, std::nan("")}) {
+    set = sound_set();
+    key(set).clip_ratio = ratio, value(set).head_clip_ratios = {0.9, ratio};
+    CHECK(failures(set, of_two) == "clip_ratio: a clip ratio lies in 0..1\nclip_ratio: a clip ratio lies in 0..1\n");
+  }
   set = sound_set();
-  key(set).clip_ratio = 1.5;
-  check_contains(failures(set), "clip_ratio: a clip ratio lies in 0..1");
-  set = sound_set();
-  key(set).head_clip_ratios = {0.9, -0.1};
-  check_contains(failures(set), "clip_ratio: a clip ratio lies in 0..1");
-  set = sound_set();
-  set.model.num_key_value_heads = 4;
-  key(set).head_clip_ratios = {0.9, 0.8};
-  check_contains(failures(set), "clip_ratio: the number of clip ratios is not that of the heads");
+  key(set).head_clip_ratios = {0.9, 0.8, 0.7}, value(set).mean.resize(3 * kHeadDim);
+  const std::string shape = "shape: matrices, means or clip ratios are not of the model's 2 key-value heads\n";
+  CHECK(failures(set, of_two) == shape + shape);
 }
 
 TEST_CASE("another commit of the model, or other weights, are said, and decide nothing") {
