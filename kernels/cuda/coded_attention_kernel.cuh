@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/coded_attention_team.cuh"
+#include "kernels/cuda/coded_attention_merge.cuh"
 #include "kernels/cuda/coded_attention_window.cuh"
 #include "kernels/cuda/launch.cuh"
 

@@ -23,6 +23,11 @@ __device__ __forceinline__ uint2 load_shared_pair(unsigned from) {
   return x;
 }
 
+__device__ __forceinline__ unsigned load_shared_half(unsigned from) {
+  unsigned x;
+  asm volatile("{.reg .u16 h; ld.shared.u16 h, [%1]; cvt.u32.u16 %0, h;}\n" : "=r"(x) : "r"(from));
+  return x;
+}
 __device__ __forceinline__ unsigned load_shared_word(unsigned from) {
   unsigned x;
   asm volatile("ld.shared.u32 %0, [%1];\n" : "=r"(x) : "r"(from));
@@ -263,8 +268,8 @@ __device__ __forceinline__ void multiply_keys(unsigned operands, unsigned querie
       for (int half = 0; half < kHalves; ++half) {
         const unsigned(&first)[4] = x[half / 2][0], (&second)[4] = x[half / 2][1];
         const int at = half % 2 * 2;
-        mma_bytes(sums[tile][half], first[at] & pair.x, first[at + 1] & pair.x, second[at] & pair.y,
-                  second[at + 1] & pair.y, q.x, q.y);
+        mma_bytes<true>(sums[tile][half], first[at] & pair.x, first[at + 1] & pair.x, second[at] & pair.y,
+                        second[at + 1] & pair.y, q.x, q.y);
       }
     }
   }

@@ -84,8 +84,8 @@ struct CodedShape {
   static constexpr int kTeam = kTiling.team();                           // warps that share their tokens
   static constexpr int kStages = kTiling.stages();                       // of copies
   static constexpr int kOwnPairs = (kOperands / 2 + kTeam - 1) / kTeam;  // of operands of the values, of a warp
-  static constexpr bool kClassColumns = kKeyTiles == 1;                  // see CodedTeam
-  static constexpr int kWeightSets = kClassColumns ? 1 : 2;
+  static constexpr bool kWeightBytes =
+      kKeyTiles == 1;  // weights are integers of two bytes, else float16: see CodedTeam
   static constexpr int kWeightsBytes = kTiling.weights_bytes();
   static constexpr int kBlocks = kTiling.warps_at_once() / kMostDecodeWarps;  // of a multiprocessor
 };
@@ -293,6 +293,8 @@ class StepScales {
     if (!is_mirrored(half)) return scales_ + 16 * (16 * half + 8 * row);
     return scales_ + 16 * (Copies::kStep - 1 - 16 * (S::kHalves - 1 - half) - 8 * row) - 32 * (lane_ / 4);
   }
+  /// log2 of what a unit of the scales of a class of values is worth, if they are relative.
+  __device__ float value_unit(int of_class) const { return value_units_[of_class]; }
   /// Returns the two scales of one side of the token of a row; a token has four: keys wide, keys narrow, values wide,
   /// values narrow.
   __device__ __forceinline__ float2 scales(int half, int row, int side) const {
@@ -301,19 +303,35 @@ class StepScales {
   }
 
  protected:
-  /// 2^(byte / 16 - 8) of a token's four bytes: 0x4b0000XX is 2^23 + XX as float32. bytes: where they lie, of the step.
-  __device__ __forceinline__ void share_scales(unsigned bytes) const {
+  /// 2^(byte / 16 - 8) of a token's four bytes: 0x4b0000XX is 2^23 + XX as float32. With weights of bytes those of
+  /// values are relative to the largest of the step's first `valid` tokens, which becomes almost 2^16. bytes: where
+  /// they lie.
+  __device__ __forceinline__ void share_scales(unsigned bytes, int valid) {
     unsigned own_bytes[Copies::kPlaneFactor];
 #pragma unroll
     for (int i = 0; i < Copies::kPlaneFactor; ++i) {
       own_bytes[i] = load_shared_word(bytes + 128 * i + 4 * lane_);
+    }
+    float shift[2] = {-524296.0F, -524296.0F};
+    if constexpr (S::kWeightBytes) {
+      unsigned tops[2] = {};
+#pragma unroll
+      for (int i = 0; i < Copies::kPlaneFactor; ++i) {
+        const unsigned own = 32 * i + lane_ < valid ? own_bytes[i] : 0;
+        tops[0] = max(tops[0], own >> 16 & 0xff), tops[1] = max(tops[1], own >> 24);
+      }
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        value_units_[c] = static_cast<float>(__reduce_max_sync(kAllLanes, tops[c])) * 0.0625F - (8 + kWeightBits);
+        shift[c] -= value_units_[c];
+      }
     }
     const unsigned to = scales_ + 16 * (lane_ - lane_ / 4);
 #pragma unroll
     for (int i = 0; i < Copies::kPlaneFactor; ++i) {
       const auto scale = [&](int byte) {
         const unsigned bits = __byte_perm(own_bytes[i], 0x4b000000U, 0x7540 + byte);
-        return fast_exp2(__fmaf_rn(__uint_as_float(bits), 0.0625F, -524296.0F));
+        return fast_exp2(__fmaf_rn(__uint_as_float(bits), 0.0625F, byte < 2 ? -524296.0F : shift[byte - 2]));
       };
       store_shared(to + 512 * i, {scale(0), scale(1), scale(2), scale(3)});
     }
@@ -334,7 +352,9 @@ class StepScales {
   int lane_;
 
  private:
+  static constexpr float kWeightBits = 15.9375F;  // less than 16 by a step of scales
   unsigned scales_;
+  float value_units_[2];
 };
 
 // The scores of one warp of the coded decode kernel: 32 or 64 tokens at a time. CodedShape says which
@@ -363,9 +383,9 @@ class CodedScores : public StepScales<S> {
   /// Scores over unit() of the warp's tokens, whose copies are at `stage`, with their bytes of scales `scale_bytes`
   /// behind it; only the first `valid` count. The last argument is the first token, where keys turn.
   __device__ __forceinline__ void find(unsigned stage, unsigned scale_bytes, int valid, int,
-                                       float (&scores)[S::kKeyTiles][S::kHalves][2]) const {
+                                       float (&scores)[S::kKeyTiles][S::kHalves][2]) {
     const unsigned rows = kept(stage + 16 * lane_);  // the lane's row in plane 0
-    this->share_scales(stage + scale_bytes);
+    this->share_scales(stage + scale_bytes, valid);
 #pragma unroll
     for (int n = 0; n < 2 * S::kHalves * S::kKeyTiles; ++n) {
       scores[n / (2 * S::kHalves)][n / 2 % S::kHalves][n % 2] = 0;
@@ -389,12 +409,7 @@ class CodedScores : public StepScales<S> {
     const auto load = [&](int group, unsigned offset, unsigned(&x)[4]) {
       load_matrices<false>(rows + Copies::kPlaneFactor * offset + 512 * (from / 2 + group), x);
     };
-    int sums[S::kKeyTiles][kAtOnce][4];
-#pragma unroll
-    for (int n = 0; n < kAtOnce * S::kKeyTiles; ++n) {
-      int(&sum)[4] = sums[n / kAtOnce][n % kAtOnce];
-      sum[0] = sum[2] = 0, sum[1] = sum[3] = -middle_[of_class][n / kAtOnce];
-    }
+    int sums[S::kKeyTiles][kAtOnce][4] = {};
     multiply(of_class, load, sums);
 #pragma unroll
     for (int n = 0; n < 2 * kAtOnce; ++n) {
@@ -404,7 +419,8 @@ class CodedScores : public StepScales<S> {
       for (int i = 0; i < S::kKeyTiles; ++i) {
         // What wraps around on the way comes back: the result is less than 2^31.
         const int(&sum)[4] = sums[i][half];
-        const unsigned product = 256U * static_cast<unsigned>(sum[2 * row]) + static_cast<unsigned>(sum[2 * row + 1]);
+        const unsigned product = 256U * static_cast<unsigned>(sum[2 * row]) + static_cast<unsigned>(sum[2 * row + 1]) -
+                                 static_cast<unsigned>(middle_[of_class][i]);
         scores[i][from + half][row] +=
             (of_class == kWideClass ? s.x : s.y) * static_cast<float>(static_cast<int>(product));
       }

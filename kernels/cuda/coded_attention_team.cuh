@@ -1,34 +1,40 @@
 // SPDX-License-Identifier: MIT
-// Teams of warps of the coded decode kernel, and how a block adds them up.
+// Teams of warps of the coded decode kernel.
 #pragma once
 
 #include "kernels/cuda/coded_attention_scores.cuh"
 #include "kernels/cuda/coded_attention_turned.cuh"
-#include "kernels/cuda/split_merge.cuh"
 
 namespace oscar::cuda {
 
 // A team of warps on its way through packed rows of the coded cache. Each warp computes the scores of 32 or 64 tokens
 // of its own and hands the weights over in shared memory; then each multiplies the weights of all tokens of the team
 // with its own part of the values' operands. So many warps have few registers of outputs each.
+//
+// With up to four heads a team is one warp, and weights are integers of two bytes, relative to the largest of a step:
+// 32 tokens are one product, whose columns 2t and 2t + 1 have the high and the low bytes of head t. Else weights are
+// float16, and 16 tokens of eight heads are one product.
 
 /// What a warp of a team has computed.
 template <class S>
 struct TeamState {
-  float out[S::kOwnPairs][2][S::kValueTiles][4];  // rows of its operands, over the team's tokens
-  /// Sums of the weights that values are multiplied with, over this warp's tokens. Columns as in `out`; rows 0 to 7
-  /// have the first set of weights, rows 8 to 15 the second.
-  float zero[S::kValueTiles][4];
+  static constexpr int kOut = S::kWeightBytes ? 2 : 4;  // of the lane's head rows g and g + 8, or as products have them
+  float out[S::kOwnPairs][2][S::kValueTiles][kOut];     // rows of its operands, over the team's tokens
+  /// Sums of the weights that values are multiplied with, over this warp's tokens. With bytes: of this lane's tokens,
+  /// by class. Else columns as in `out`; rows 0 to 7 have the first set of weights, rows 8 to 15 the second.
+  float zero[S::kValueTiles][kOut];
   float sum[S::kKeyTiles];      // of weights, of this lane's tokens
   float highest[S::kKeyTiles];  // weights are 2^(score - highest), the same in the whole team
 
   __device__ TeamState() {
-    for (auto& pair : out) {
-      for (auto& operand : pair) {
-        for (auto& tile : operand) tile[0] = tile[1] = tile[2] = tile[3] = 0;
+    for (int c = 0; c < kOut; ++c) {
+      for (auto& pair : out) {
+        for (auto& operand : pair) {
+          for (auto& tile : operand) tile[c] = 0;
+        }
       }
+      for (auto& tile : zero) tile[c] = 0;
     }
-    for (auto& tile : zero) tile[0] = tile[1] = tile[2] = tile[3] = 0;
     for (int i = 0; i < S::kKeyTiles; ++i) sum[i] = 0, highest[i] = -INFINITY;
   }
 
@@ -39,9 +45,9 @@ struct TeamState {
 #pragma unroll
     for (int n = 0; n < S::kValueTiles; ++n) {
 #pragma unroll
-      for (int c = 0; c < 4; ++c) {
+      for (int c = 0; c < kOut; ++c) {
         constexpr int kLast = S::kKeyTiles - 1;
-        const float factor = factors[S::kClassColumns ? 0 : 2 * n + c % 2 > kLast ? kLast : 2 * n + c % 2];
+        const float factor = factors[2 * n + c % 2 > kLast ? kLast : 2 * n + c % 2];
         zero[n][c] *= factor;
 #pragma unroll
         for (auto& pair : out) pair[0][n][c] *= factor, pair[1][n][c] *= factor;
@@ -85,6 +91,7 @@ class CodedTeam {
   __device__ __forceinline__ void take(const CodedOperands<S>& operands, const Queries&... queries) {
     values_ = static_cast<unsigned>(__cvta_generic_to_shared(operands.value));
     value_pairs_ = uniform(operands.pairs.values);
+    kinds_ = static_cast<unsigned>(__cvta_generic_to_shared(operands.pairs.value));
     scores_.take(operands, queries...);
   }
 
@@ -102,11 +109,16 @@ class CodedTeam {
       const int own_left = left - rank_ * kStep;
       scores_.find(own() + stage, copies_.scales(), own_left, first_position_ + copies_.end() - own_left, scores);
       const unsigned next = S::kStages == 1 ? 0 : static_cast<unsigned>(stage_bytes_) - stage;
+      OwnWeights weights;
       if constexpr (S::kStages == 1) {
         __syncwarp();  // every lane has read the keys
         copies_.copy_keys(own());
-        raise(scores, state);
-        weigh(scores, state);
+        if constexpr (S::kWeightBytes) {
+          weigh_bytes(scores[0], state, weights);
+        } else {
+          raise(scores, state);
+          weigh(scores, state);
+        }
         wait_for_copies<1>();  // for the values
       } else {
         raise(scores, state);  // all warps have done with the values of the step before
@@ -115,9 +127,12 @@ class CodedTeam {
         wait_for_copies<2>();
       }
       sync();
-      OwnWeights weights;
-      add_weights(state, weights);
-      add_values(stage, weights, state);
+      if constexpr (S::kWeightBytes) {
+        add_bytes(stage, weights, state);
+      } else {
+        add_weights(state);
+        add_values(stage, state);
+      }
       if constexpr (S::kStages == 1) {
         sync();  // every warp of the team has read these values and weights
         copies_.copy_values(own());
@@ -180,10 +195,8 @@ class CodedTeam {
   }
 
   /// Scores to weights times the values' scales, in shared memory: a set is rows (token, 8 heads) of float16 for each
-  /// value tile, of kStep tokens. If there are columns enough, the classes are neighbouring columns of one set: 2t is
-  /// head t with the wide scale, 2t + 1 with the narrow one. Else each class has a set, whose column 2t is head t of
-  /// the first key tile, 2t + 1 of the second. A weight is 2^8 at most, a scale less than 2^8: float16 holds the
-  /// product.
+  /// value tile, of kStep tokens. Each class has a set, whose column 2t is head t of the first key tile, 2t + 1 of the
+  /// second. A weight is 2^8 at most, a scale less than 2^8: float16 holds the product.
   __device__ __forceinline__ void weigh(const float (&scores)[S::kKeyTiles][S::kHalves][2], TeamState<S>& state) const {
     const unsigned to =
         own() + static_cast<unsigned>(S::kStages * stage_bytes_) + 16 * kStep + lane_ / 4 * 16 + 4 * (lane_ % 4);
@@ -200,15 +213,11 @@ class CodedTeam {
         weight[i] = fast_exp2(__fmaf_rn(scores[i][k / 2][k % 2], scores_.unit(i), -state.highest[i]));
         state.sum[i] += weight[i];
       }
-      if constexpr (S::kClassColumns) {
-        store_shared_word(row, pack_f16(weight[0] * scale[k].x, weight[0] * scale[k].y));
-      } else {
 #pragma unroll
-        for (int n = 0; n < S::kValueTiles; ++n) {
-          const float first = weight[2 * n], second = weight[2 * n + 1];
-          store_shared_word(row + kSetBytes * n, pack_f16(first * scale[k].x, second * scale[k].x));
-          store_shared_word(row + kSetBytes * (S::kValueTiles + n), pack_f16(first * scale[k].y, second * scale[k].y));
-        }
+      for (int n = 0; n < S::kValueTiles; ++n) {
+        const float first = weight[2 * n], second = weight[2 * n + 1];
+        store_shared_word(row + kSetBytes * n, pack_f16(first * scale[k].x, second * scale[k].x));
+        store_shared_word(row + kSetBytes * (S::kValueTiles + n), pack_f16(first * scale[k].y, second * scale[k].y));
       }
     }
   }
@@ -221,23 +230,112 @@ class CodedTeam {
                         b);
   }
 
-  /// Right operands of the products with values. With few heads a warp keeps those of a step; of more heads they would
-  /// take too many registers.
+  /// Right operands of the products with values where weights are bytes: of each class those of 16 tokens each, and
+  /// what a unit is worth.
   struct OwnWeights {
-    static constexpr bool kKept = S::kClassColumns;  // one set of one tile
-    unsigned of[kKept ? Copies::kPlaneFactor : 1][4];
+    unsigned of[2][S::kHalves];
+    float unit[2];
   };
 
+  /// Scores to weights times the values' scales, and the state as raise() leaves it. Weights are relative to the
+  /// highest score of the step, so that what rounding leaves out is less than 2^-16 of the step's largest product. They
+  /// are added up as they were rounded, so that the middle of the codes goes off exactly.
+  __device__ __forceinline__ void weigh_bytes(const float (&scores)[S::kHalves][2], TeamState<S>& state,
+                                              OwnWeights& weights) const {
+    constexpr float kHeadroom = 8;
+    float top = scores[0][0];
+#pragma unroll
+    for (int k = 1; k < 2 * S::kHalves; ++k) top = fmaxf(top, scores[k / 2][k % 2]);
+    top *= scores_.unit(0);
+    for (int step = 4; step < kWarp; step *= 2) top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, step));
+    if (__any_sync(kAllLanes, top > state.highest[0] + kHeadroom)) {
+      const float reached = fmaxf(top, state.highest[0]), factor = fast_exp2(state.highest[0] - reached);
+      state.highest[0] = reached;
+      state.scale({factor});
+    }
+    float sum = 0;
+    unsigned rounded[2][2 * S::kHalves];  // 0x4b00XXXX is 2^23 + XXXX as float32
+#pragma unroll
+    for (int k = 0; k < 2 * S::kHalves; ++k) {
+      const float weight = fast_exp2(__fmaf_rn(scores[k / 2][k % 2], scores_.unit(0), -top));
+      const float2 scale = scores_.scales(k / 2, k % 2, 1);
+      sum += weight;
+      rounded[0][k] = __float_as_uint(__fmaf_rn(weight, scale.x, 0x1p23F));
+      rounded[1][k] = __float_as_uint(__fmaf_rn(weight, scale.y, 0x1p23F));
+    }
+    const float above = top - state.highest[0];
+    state.sum[0] = __fmaf_rn(sum, fast_exp2(above), state.sum[0]);
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      weights.unit[c] = fast_exp2(above + scores_.value_unit(c)) * 0x1p-24F;  // as of float16 subnormals
+      unsigned total = 0U - 2 * S::kHalves * 0x4b000000U;
+#pragma unroll
+      for (const unsigned each : rounded[c]) total += each;
+      state.zero[0][c] = __fmaf_rn(static_cast<float>(static_cast<int>(total)), weights.unit[c], state.zero[0][c]);
+#pragma unroll
+      for (int half = 0; half < S::kHalves; ++half) {
+        // Columns 2t and 2t + 1 of row g: the high bytes of tokens g and g + 8, then the low ones.
+        weights.of[c][half] = transpose8(__byte_perm(rounded[c][2 * half], rounded[c][2 * half + 1], 0x4051));
+      }
+    }
+  }
+
+  /// out += V^T P^T with weights of bytes. Classes are selected instead of branched on: code that jumps is waited for.
+  __device__ __forceinline__ void add_bytes(unsigned stage, const OwnWeights& weights, TeamState<S>& state) const {
+    unsigned bytes[Copies::kPlaneFactor][4];  // of a plane
+#pragma unroll
+    for (int k = 0; k < S::kOwnPairs; ++k) {
+      if (k > 0 && k >= value_pairs_) break;
+      const unsigned kind = load_shared_half(kinds_ + k * sizeof(CodedValueKind));
+      const auto is = [&](unsigned flag) { return (kind & flag << 8) != 0; };
+      if (k == 0 || is(CodedValueKind::kNewPlane)) {
+        load_bytes(own() + stage + Copies::kPlaneBytes * (kind & 0xff), bytes);
+      }
+      const uint4 masks = load_shared(values_ + k * sizeof(CodedValuePair));
+      const bool narrow[] = {is(CodedValueKind::kFirstNarrow), is(CodedValueKind::kSecondNarrow)};
+      int sums[2][4] = {};
+#pragma unroll
+      for (int n = 0; n < 2 * Copies::kPlaneFactor; ++n) {
+        const int i = n % 2, group = n / 2;
+        const int first = scores_.is_mirrored(2 * group) ? S::kHalves + 1 - 2 * group : 2 * group, second = first ^ 1;
+        const unsigned low = i == 0 ? masks.x : masks.z, high = i == 0 ? masks.y : masks.w;
+        mma_bytes<false>(sums[i], bytes[group][0] & low, bytes[group][1] & high, bytes[group][2] & low,
+                         bytes[group][3] & high, narrow[i] ? weights.of[1][first] : weights.of[0][first],
+                         narrow[i] ? weights.of[1][second] : weights.of[0][second]);
+      }
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        float& out = state.out[k][n / 2][0][n % 2];
+        const int* const sum = sums[n / 2] + n % 2 * 2;
+        out = __fmaf_rn(static_cast<float>(256 * sum[0] + sum[1]), narrow[n / 2] ? weights.unit[1] : weights.unit[0],
+                        out);
+      }
+    }
+  }
+  /// The bytes of 32 tokens at a time as products take them: tokens 2t, 2t + 8, 2t + 1, 2t + 9 of 16, as weights are.
+  __device__ __forceinline__ void load_bytes(unsigned plane, unsigned (&bytes)[Copies::kPlaneFactor][4]) const {
+#pragma unroll
+    for (int group = 0; group < Copies::kPlaneFactor; ++group) {
+      unsigned x[4];
+      load_matrices<true>(plane + 512 * group + 16 * (scores_.is_mirrored(2 * group) ? 31 - lane_ : lane_), x);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        bytes[group][2 * half] = __byte_perm(x[2 * half], x[2 * half + 1], 0x6240);
+        bytes[group][2 * half + 1] = __byte_perm(x[2 * half], x[2 * half + 1], 0x7351);
+      }
+    }
+  }
+
   /// Adds up this warp's weights. They count as they were rounded, so that the middle of the codes goes off exactly.
-  __device__ __forceinline__ void add_weights(TeamState<S>& state, OwnWeights& weights) const {
+  __device__ __forceinline__ void add_weights(TeamState<S>& state) const {
     constexpr unsigned kOnes = 0x00010001;  // 2^-24, as a unit of a code
     const unsigned warp = own() + 16 * lane_;
 #pragma unroll
-    for (int k = 0; k < S::kWeightSets * S::kValueTiles * Copies::kPlaneFactor; ++k) {
+    for (int k = 0; k < 2 * S::kValueTiles * Copies::kPlaneFactor; ++k) {
       const int group = k % Copies::kPlaneFactor, tile = k / Copies::kPlaneFactor % S::kValueTiles;
       const int set = k / Copies::kPlaneFactor / S::kValueTiles;
       const unsigned low = set == 0 ? kOnes : 0, high = set == 1 ? kOnes : 0;
-      unsigned(&b)[4] = weights.of[OwnWeights::kKept ? k : 0];
+      unsigned b[4];
       load_weights(warp, set, tile, group, b);
       mma<Half::kFloat16>(state.zero[tile], low, high, low, high, b[0], b[1]);
       mma<Half::kFloat16>(state.zero[tile], low, high, low, high, b[2], b[3]);
@@ -245,14 +343,15 @@ class CodedTeam {
   }
 
   /// out += V^T P^T for the team's rows and this warp's operands.
-  __device__ __forceinline__ void add_values(unsigned stage, const OwnWeights& weights, TeamState<S>& state) const {
+  __device__ __forceinline__ void add_values(unsigned stage, TeamState<S>& state) const {
 #pragma unroll
     for (int k = 0; k < S::kOwnPairs; ++k) {
       if (k > 0 && S::kTeam * k + rank_ >= value_pairs_) break;  // a head without values has an empty pair
       const uint4 pair = load_shared(values_ + (S::kTeam * k + rank_) * sizeof(CodedValuePair));
-      const unsigned low[2] = {pair.x & kValueBits, pair.z & kValueBits};
-      const unsigned high[2] = {pair.y & kValueBits, pair.w & kValueBits};
-      const unsigned plane = stage + Copies::kPlaneBytes * (pair.x >> 24);
+      const unsigned kind = load_shared_half(kinds_ + (S::kTeam * k + rank_) * sizeof(CodedValueKind));
+      const unsigned low[2] = {pair.x & kPairBits, pair.z & kPairBits};
+      const unsigned high[2] = {pair.y & kPairBits, pair.w & kPairBits};
+      const unsigned plane = stage + Copies::kPlaneBytes * (kind & 0xff);
       unsigned warp = kept(team_ + 16 * lane_);
 #pragma unroll
       for (int m = 0; m < S::kTeam; ++m, warp += static_cast<unsigned>(warp_bytes_)) {
@@ -263,16 +362,10 @@ class CodedTeam {
           unsigned b[2][S::kValueTiles][4];
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
-            const int set = S::kClassColumns || (i == 0 ? pair.y : pair.w) >> 24 == 0 ? 0 : 1;
+            const unsigned narrow = i == 0 ? CodedValueKind::kFirstNarrow : CodedValueKind::kSecondNarrow;
+            const int set = (kind & narrow << 8) != 0 ? 1 : 0;
 #pragma unroll
-            for (int n = 0; n < S::kValueTiles; ++n) {
-              if constexpr (OwnWeights::kKept) {
-#pragma unroll
-                for (int c = 0; c < 4; ++c) b[i][n][c] = weights.of[group][c];
-              } else {
-                load_weights(warp, set, n, group, b[i][n]);
-              }
-            }
+            for (int n = 0; n < S::kValueTiles; ++n) load_weights(warp, set, n, group, b[i][n]);
           }
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
@@ -282,7 +375,7 @@ class CodedTeam {
             for (int i = 0; i < 2; ++i) {
 #pragma unroll
               for (int n = 0; n < S::kValueTiles; ++n) {
-                const unsigned(&by)[4] = b[S::kClassColumns ? 0 : i][n];
+                const unsigned(&by)[4] = b[i][n];
                 mma<Half::kFloat16>(state.out[k][i][n], first & low[i], first_high & high[i], second & low[i],
                                     second_high & high[i], by[2 * half], by[2 * half + 1]);
               }
@@ -300,145 +393,8 @@ class CodedTeam {
   unsigned team_;  // the team's copies in shared memory
   std::conditional_t<S::kTurns, TurnedScores<S>, CodedScores<S>> scores_;
   unsigned values_;  // the operands of the values in shared memory
+  unsigned kinds_;   // and what they are
   int value_pairs_;
-};
-
-// How a block of the coded decode kernel adds up its teams: rows of operands become channels once a block.
-
-/// Floats of a head in a team's results by operand; + 8 against bank conflicts.
-template <class S>
-inline constexpr int kOperandStride = 16 * S::kOperands + 8;
-/// Bytes of shared memory of a team that TeamMerge needs.
-template <class S>
-inline constexpr int kTeamMergeBytes = 4 * kOperandStride<S> * 4;
-
-template <class S>
-struct TeamSums {
-  static constexpr int kTeams = kMostDecodeWarps / S::kTeam;
-  TeamShared<S> of_team[kTeams];
-  float highest[S::kHeads][kTeams];            // of each team
-  float sum[S::kHeads][kMostDecodeWarps];      // of each warp's weights
-  float zero[2][S::kHeads][kMostDecodeWarps];  // of each warp's weights times the scales of a class
-  float total_zero[2][S::kHeads];              // relative to the highest team
-};
-
-/// Adds up the block's teams: `state` of each warp, at last in `to`. results: kTeamMergeBytes for each team.
-template <class S>
-class TeamMerge {
- public:
-  __device__ TeamMerge(TeamSums<S>& sums, const CodedOperands<S>& operands, int warps, float* results)
-      : sums_(sums),
-        operands_(operands),
-        warp_(static_cast<int>(threadIdx.x) / kWarp),
-        warps_(warps),
-        results_(results) {}
-
-  __device__ __forceinline__ void run(TeamState<S>& state, const PartialView<S>& to, int split) const {
-    publish(state);
-    __syncthreads();
-    rescale(state, to, split);
-#pragma unroll
-    for (int tile = 0; tile < S::kKeyTiles; ++tile) {
-      if (tile > 0) __syncthreads();
-      write_operands(state, tile);
-      __syncthreads();
-      add_up_channels(tile, to, split);
-    }
-  }
-
- private:
-  __device__ static int lane() { return static_cast<int>(threadIdx.x) % kWarp; }
-
-  __device__ __forceinline__ void publish(const TeamState<S>& state) const {
-    const int g = lane() / 4, t = lane() % 4;
-#pragma unroll
-    for (int i = 0; i < S::kKeyTiles; ++i) {
-      const float own_sum = sum_over_tokens(state.sum[i]);
-      if (g > 0) continue;
-      sums_.sum[4 * i + t][warp_] = own_sum;
-      sums_.highest[4 * i + t][warp_ / S::kTeam] = state.highest[i];
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        sums_.zero[c][4 * i + t][warp_] = S::kClassColumns ? state.zero[0][c] : state.zero[i / 2][2 * c + i % 2];
-      }
-    }
-  }
-  /// Makes the state relative to the highest team of each head. A lane reads what warp lane / 4 has published of the
-  /// lane's head; one warp adds up the heads of a tile.
-  __device__ __forceinline__ void rescale(TeamState<S>& state, const PartialView<S>& to, int split) const {
-    const int of_warp = lane() / 4;
-    float factors[S::kKeyTiles];
-#pragma unroll
-    for (int i = 0; i < S::kKeyTiles; ++i) {
-      const int head = 4 * i + lane() % 4;
-      const float theirs = of_warp < warps_ ? sums_.highest[head][of_warp / S::kTeam] : -INFINITY;
-      float top = theirs;
-      for (int step = 4; step < kWarp; step *= 2) top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, step));
-      factors[i] = rescaling(state.highest[i], top);
-      if (warp_ == i % warps_) add_up_head(head, rescaling(theirs, top), top, to, split);
-    }
-    state.scale(factors);
-  }
-  __device__ __forceinline__ void add_up_head(int head, float factor, float top, const PartialView<S>& to,
-                                              int split) const {
-    const int of_warp = lane() / 4;
-    const auto total = [&](const float(&each)[kMostDecodeWarps]) {
-      return sum_over_tokens(of_warp < warps_ ? factor * each[of_warp] : 0.0F);
-    };
-    const float sum = total(sums_.sum[head]), wide = total(sums_.zero[0][head]), narrow = total(sums_.zero[1][head]);
-    if (of_warp > 0) return;
-    sums_.total_zero[0][head] = wide, sums_.total_zero[1][head] = narrow;
-    if (head < to.heads) to.sum(split, head) = sum, to.highest(split, head) = top;
-  }
-
-  /// Rows of the warp's operands for four heads, to the results of its team: [head][row of an operand].
-  __device__ __forceinline__ void write_operands(const TeamState<S>& state, int tile) const {
-    const int g = lane() / 4, t = lane() % 4, rank = warp_ % S::kTeam;
-    float* const own = results_ + (warp_ / S::kTeam * 4 + t) * kOperandStride<S>;
-#pragma unroll
-    for (int k = 0; k < S::kOwnPairs; ++k) {
-      const int pair = S::kTeam * k + rank;
-      if (pair >= operands_.pairs.values) break;
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float(&out)[4] = state.out[k][i][tile / 2];
-        const bool second = S::kClassColumns ? operands_.value[pair].mask[i].high >> 24 != 0 : tile % 2 == 1;
-        own[16 * (2 * pair + i) + g] = second ? out[1] : out[0];
-        own[16 * (2 * pair + i) + g + 8] = second ? out[3] : out[2];
-      }
-    }
-  }
-
-  /// A thread takes a channel of two heads.
-  __device__ __forceinline__ void add_up_channels(int tile, const PartialView<S>& to, int split) const {
-    const int items = min(2, (to.heads - 4 * tile + 1) / 2) * S::kDim;
-    for (int item = static_cast<int>(threadIdx.x); item < items; item += static_cast<int>(blockDim.x)) {
-      const int channel = item % S::kDim, block = channel / 8, j = channel % 8, head = item / S::kDim * 2;
-      const float* const rows = results_ + head * kOperandStride<S>;
-      float totals[2] = {};
-      for (int i = block == 0 ? 0 : operands_.block_end[block - 1]; i < operands_.block_end[block]; ++i) {
-        const CodedValuePart part = operands_.part[i];
-        const float* const from = rows + part.slot + (part.in_half != 0 ? j / 2 + 8 * (j % 2) : j);
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          float sum = -sums_.total_zero[part.narrow][4 * tile + head + h] * part.middle;
-#pragma unroll
-          for (int n = 0; n < TeamSums<S>::kTeams; ++n) {
-            if (n < warps_ / S::kTeam) sum += from[(4 * n + h) * kOperandStride<S>];
-          }
-          totals[h] += sum * part.unit;
-        }
-      }
-      const float unit = operands_.value_step[channel] * 0x1p24F;
-      float* const own = to.out(split, tile) + head * S::kDim + channel;
-      own[0] = totals[0] * unit, own[S::kDim] = totals[1] * unit;  // of two heads, also where there is only one
-    }
-  }
-
-  TeamSums<S>& sums_;
-  const CodedOperands<S>& operands_;
-  int warp_, warps_;
-  float* results_;
 };
 
 }  // namespace oscar::cuda

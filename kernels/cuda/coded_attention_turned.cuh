@@ -33,8 +33,8 @@ class TurnedScores : public StepScales<S> {
 
   /// position: of the step's first token.
   __device__ __forceinline__ void find(unsigned stage, unsigned scale_bytes, int valid, int position,
-                                       float (&scores)[S::kKeyTiles][S::kHalves][2]) const {
-    this->share_scales(stage + scale_bytes);
+                                       float (&scores)[S::kKeyTiles][S::kHalves][2]) {
+    this->share_scales(stage + scale_bytes, valid);
     turn_to(2U * static_cast<unsigned>(position) + Copies::kStep - 1);
     // The lane's rows in plane 0: of 64 tokens the first 32 in their order and the others backwards.
     unsigned rows[Copies::kPlaneFactor] = {stage + 16 * (S::kHalves > 2 || lane_ < 16 ? lane_ : 47 - lane_)};

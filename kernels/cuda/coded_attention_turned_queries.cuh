@@ -84,6 +84,7 @@ class TurnedQueries {
     }
     for (int i = thread(); i < 2 * kKept * kWarp * places_.slots; i += threads()) {
       const int lane = i % kWarp, half = i / kWarp % kKept, part = i / (kWarp * kKept), slot = part / 2;
+      if (at<int>(places_.kinds)[slot] % 2 == 0) continue;  // nobody reads it
       const CodedKeyWord& its = word(slot, lane);
       at<uint4>(places_.table)[i] = table_entry(turns[pair_of(its, part % 2)], turns[pair_of(its, part % 2 + 2)], half,
                                                 lane, is_wide(slot) ? 1.0F : kSubnormal);
@@ -201,7 +202,7 @@ class TurnedQueries {
         at<int>(places_.operands + sizeof(TurnedOperand) * (places_.slots + 1))[i] = before;  // see end()
       } else if (kind < kTurnedKinds) {
         at<TurnedOperand>(places_.operands)[before] = {
-            bits_of(slot) & kValueBits, bits_of(slot) >> 8 & kValueBits,
+            bits_of(slot) & kPairBits, bits_of(slot) >> 8 & kPairBits,
             CodedCopies<S>::kPlaneFactor * table_.key_pair[slot / 2].plane[slot % 2], static_cast<unsigned>(slot)};
       }
     }

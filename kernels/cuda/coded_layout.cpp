@@ -76,10 +76,11 @@ void fill_values(const std::vector<CodedPart>& parts, int bytes, const Planes& p
   int slot = 0;
   for (const CodedOperand& operand : reference::value_operands(parts, bytes)) {
     if (slot == kMostValueOperands) refuse_many();
-    CodedValuePair& pair = table.value_pair[slot / 2];
-    pair.mask[slot % 2] = {0x00010001U * operand.mask(0),
-                           0x00010001U * operand.mask(1) | (operand.wide ? 0U : 1U << 24)};
-    pair.mask[0].low |= planes.offset(operand) / kPlaneBytes << 24;
+    table.value_pair[slot / 2].mask[slot % 2] = {0x01010101U * operand.mask(0), 0x01010101U * operand.mask(1)};
+    CodedValueKind& kind = table.pairs.value[slot / 2];
+    kind.plane = static_cast<std::uint8_t>(planes.offset(operand) / kPlaneBytes);
+    if (slot < 2 || kind.plane != table.pairs.value[slot / 2 - 1].plane) kind.flags |= CodedValueKind::kNewPlane;
+    if (!operand.wide) kind.flags |= slot % 2 == 0 ? CodedValueKind::kFirstNarrow : CodedValueKind::kSecondNarrow;
     for (int side = 0; side < (operand.single() ? 1 : 2); ++side) {
       const CodedPart* const part = operand.part(side);
       if (part == nullptr) continue;

@@ -37,20 +37,26 @@ struct alignas(16) CodedValuePart {
 struct alignas(16) CodedKeyPair {
   std::uint32_t mask[2], plane[2];
 };
-/// Two operands of the same plane: their bits in low and in high bytes. Masks have them in bits 0 to 7 and 16 to 23;
-/// bits 24 to 31 of mask[0].low are the number of the plane, those of mask[i].high are 1 if operand i has the narrow
-/// scale.
+/// Two operands of the same plane: their bits in low and in high bytes, repeated in all bytes of a word.
 struct alignas(16) CodedValuePair {
   struct {
     std::uint32_t low, high;
   } mask[2];
 };
-inline constexpr std::uint32_t kValueBits = 0x00ff00ff;
+/// The number of the plane of such a pair, and flags. Those of operands with the narrow scale are two bits each, which
+/// a compiler tests by one instruction, where it would shift a single one.
+struct CodedValueKind {
+  static constexpr std::uint8_t kFirstNarrow = 3, kSecondNarrow = 12;
+  static constexpr std::uint8_t kNewPlane = 16;  // the pair before has another plane, or there is none
+  std::uint8_t plane, flags;
+};
+inline constexpr std::uint32_t kPairBits = 0x00ff00ff;
 
-/// How many pairs of operands there are.
+/// How many pairs of operands there are, and of which kinds those of the values are.
 struct alignas(16) CodedPairs {
   std::int32_t key_end[2][2];  // those of each class of channels end here, those of lower and those of upper halves
   std::int32_t values, unused[3];
+  CodedValueKind value[kMostValueOperands / 2];
 };
 
 struct alignas(16) CodedHeadTable {

@@ -102,9 +102,9 @@ struct CodedTiling {
   /// Bytes of shared memory of a step's copies: its rows' planes and scales.
   [[nodiscard]] constexpr int stage_bytes(int planes) const { return step() * (16 * planes + 4); }
   /// Bytes of a warp's step of scales as float32 and of weights: 16 bytes a token each, the weights for each class of
-  /// scales and 8 heads, or for both classes of 4 heads.
+  /// scales and 8 heads. Those of 4 heads are kept in registers.
   [[nodiscard]] constexpr int weights_bytes() const {
-    const int sets = key_tiles == 1 ? 1 : key_tiles == 2 ? 2 : 4;
+    const int sets = key_tiles == 1 ? 0 : key_tiles == 2 ? 2 : 4;
     return 16 * step() * (1 + sets);
   }
   /// Bytes of a warp: copies, then scales and weights.

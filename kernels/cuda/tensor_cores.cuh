@@ -30,14 +30,21 @@ __device__ __forceinline__ void mma(float (&c)[4], unsigned a0, unsigned a1, uns
   }
 }
 
-/// c (16, 8) += a (16, 32) b (32, 8), a unsigned and b signed bytes. With g = lane / 4 and t = lane % 4:
-/// a: rows g and g + 8 of columns 4t to 4t+3, then of columns 4t+16 to 4t+19; b: rows 4t to 4t+3, then 4t+16 to 4t+19
-/// of column g; c: as above.
+/// c (16, 8) += a (16, 32) b (32, 8), a unsigned bytes and b signed or unsigned ones. With g = lane / 4 and t = lane %
+/// 4: a: rows g and g + 8 of columns 4t to 4t+3, then of columns 4t+16 to 4t+19; b: rows 4t to 4t+3, then 4t+16 to
+/// 4t+19 of column g; c: as above.
+template <bool kSigned>
 __device__ __forceinline__ void mma_bytes(int (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0,
                                           unsigned b1) {
-  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
-      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  if constexpr (kSigned) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  } else {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.u8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  }
 }
 
 /// Four 8 x 8 matrices of 16-bit elements; lane l names row l % 8 of matrix l / 8.
