@@ -84,8 +84,7 @@ struct CodedShape {
   static constexpr int kTeam = kTiling.team();                           // warps that share their tokens
   static constexpr int kStages = kTiling.stages();                       // of copies
   static constexpr int kOwnPairs = (kOperands / 2 + kTeam - 1) / kTeam;  // of operands of the values, of a warp
-  static constexpr bool kWeightBytes =
-      kKeyTiles == 1;  // weights are integers of two bytes, else float16: see CodedTeam
+  static constexpr bool kWeightBytes = kKeyTiles == 1;  // weights are two bytes, else float16: see CodedTeam
   static constexpr int kWeightsBytes = kTiling.weights_bytes();
   static constexpr int kBlocks = kTiling.warps_at_once() / kMostDecodeWarps;  // of a multiprocessor
 };
@@ -304,8 +303,8 @@ class StepScales {
 
  protected:
   /// 2^(byte / 16 - 8) of a token's four bytes: 0x4b0000XX is 2^23 + XX as float32. With weights of bytes those of
-  /// values are relative to the largest of the step's first `valid` tokens, which becomes almost 2^16. bytes: where
-  /// they lie.
+  /// values are relative to the largest of the step's first `valid` tokens, which becomes 2^kWeightBits. bytes:
+  /// where they lie.
   __device__ __forceinline__ void share_scales(unsigned bytes, int valid) {
     unsigned own_bytes[Copies::kPlaneFactor];
 #pragma unroll
@@ -352,7 +351,7 @@ class StepScales {
   int lane_;
 
  private:
-  static constexpr float kWeightBits = 15.9375F;  // less than 16 by a step of scales
+  static constexpr float kWeightBits = 15.5F;  // not 16: differences of scores of a million are off by 1/16
   unsigned scales_;
   float value_units_[2];
 };

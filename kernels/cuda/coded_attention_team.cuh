@@ -237,9 +237,9 @@ class CodedTeam {
     float unit[2];
   };
 
-  /// Scores to weights times the values' scales, and the state as raise() leaves it. Weights are relative to the
-  /// highest score of the step, so that what rounding leaves out is less than 2^-16 of the step's largest product. They
-  /// are added up as they were rounded, so that the middle of the codes goes off exactly.
+  /// Scores to weights times the values' scales, and the state as raise() leaves it. Both are relative to the highest
+  /// of the step, so that what rounding leaves out is less than 2^-16 of that. They are added up as they were rounded,
+  /// so that the middle of the codes goes off exactly.
   __device__ __forceinline__ void weigh_bytes(const float (&scores)[S::kHalves][2], TeamState<S>& state,
                                               OwnWeights& weights) const {
     constexpr float kHeadroom = 8;

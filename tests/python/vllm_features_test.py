@@ -245,7 +245,8 @@ class FeaturesTest(ServedModel):
         self.check_hybrid(self.hybrid(name, lambda attention: attention.o_proj.weight.data.mul_(2), num_hidden_layers=4, head_dim=64,
                                       layer_types=["linear_attention", "full_attention"] * 2, **sizes, **others),
                           *(("--gdn-prefill-backend", "triton") if ON_CUDA else ()))  # FlashInfer's is compiled when it is asked for
-        self.assertGreater(int(re.search(r"a block has (\d+) tokens", self.said())[1]), 320 if ON_CUDA else 640)  # CPUs have states in float32
+        wide = not ON_CUDA and "avx512_bf16" in Path("/proc/cpuinfo").read_text(encoding="ascii")  # there vLLM has states in float32
+        self.assertGreater(int(re.search(r"a block has (\d+) tokens", self.said())[1]), 640 if wide else 320)
         self.assertGreater(self.cache_tokens(), 2_500_000)  # 838,860 in bfloat16
         self.assertIn("blocks of 16 tokens; decode steps", self.said())
 
