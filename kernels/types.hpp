@@ -64,9 +64,6 @@ struct ScoreRule {
 /// fp32.
 enum class Precision { kServing, kExact };
 
-/// How the clip threshold of a row is found: kSort as prefill kernels do, kBisect as decode kernels do.
-enum class ClipSearch { kSort, kBisect };
-
 /// How the affine grid of a group is chosen; kernels/README.md has the formulas. Readers do not see the difference.
 enum class Grid {
   kMinMax,   // from the smallest to the largest value, as servers do
@@ -86,7 +83,6 @@ struct RowCodec {
   int group_size = 0;
   /// Threshold = the int(ratio * d)-th smallest |x|; <= 0 switches clipping off.
   double clip_ratio = 0.0;
-  ClipSearch clip_search = ClipSearch::kSort;
   Grid grid = Grid::kMinMax;
   /// What scale and zero are stored in, after the codes are taken: float32, float16 or bfloat16.
   DType scale_dtype = DType::kF32;

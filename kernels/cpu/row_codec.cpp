@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cmath>
 
 #include "base/errors.hpp"
@@ -17,19 +16,6 @@
 namespace oscar::cpu {
 
 namespace {
-
-float bisected_threshold(std::span<const float> magnitudes, int rank) {
-  const auto size = magnitudes.size();
-  const auto budget = static_cast<std::ptrdiff_t>(size) - rank;
-  float low = 0.0F;
-  float high = *std::max_element(magnitudes.begin(), magnitudes.end());
-  for (int i = std::bit_width(size) - 1; i > 0; --i) {
-    const float middle = (low + high) * 0.5F;
-    const auto above = std::count_if(magnitudes.begin(), magnitudes.end(), [=](float m) { return m > middle; });
-    (above > budget ? low : high) = middle;
-  }
-  return high;
-}
 
 /// The affine map back of one group: x^ = (code - zero) scale.
 struct GroupParams {
@@ -98,7 +84,7 @@ class RowEncoder {
   void encode(std::span<const float> row, const RowCodec& codec) {
     std::span<const float> source = row;
     if (codec.clip_ratio > 0) {
-      const float threshold = clip_threshold(row, codec.clip_ratio, codec.clip_search, clipped_);
+      const float threshold = clip_threshold(row, codec.clip_ratio, clipped_);
       for (std::size_t i = 0; i < row.size(); ++i) clipped_[i] = std::clamp(row[i], -threshold, threshold);
       source = clipped_;
     }
@@ -123,11 +109,10 @@ class RowEncoder {
 
 }  // namespace
 
-float clip_threshold(std::span<const float> row, double ratio, ClipSearch search, std::span<float> scratch) {
+float clip_threshold(std::span<const float> row, double ratio, std::span<float> scratch) {
   const int size = static_cast<int>(row.size());
   const int rank = clip_rank(ratio, size);
   std::transform(row.begin(), row.end(), scratch.begin(), [](float x) { return std::abs(x); });
-  if (search == ClipSearch::kBisect) return bisected_threshold(scratch.first(row.size()), rank);
   std::nth_element(scratch.begin(), scratch.begin() + rank, scratch.begin() + size);
   return scratch[static_cast<std::size_t>(rank)];
 }

@@ -14,8 +14,7 @@
 namespace oscar::cpu {
 
 /// Returns the value that |x| is clamped to. scratch: as long as the row.
-[[nodiscard]] float clip_threshold(std::span<const float> row, double ratio, ClipSearch search,
-                                   std::span<float> scratch);
+[[nodiscard]] float clip_threshold(std::span<const float> row, double ratio, std::span<float> scratch);
 
 // The history of keys, or of values, of one sequence as a cache keeps it: packed rows in the bytes that servers read
 // (kernels/reference/row_codec.hpp defines them). A row is decoded when somebody reads it.

@@ -2,7 +2,6 @@
 // The row codec, one warp a row, with the operations of kernels/cpu/row_codec.cpp: each is rounded once (compile
 // without contraction), and every bit is the same.
 #include <algorithm>
-#include <bit>
 #include <string>
 #include <vector>
 
@@ -50,7 +49,6 @@ namespace {
 struct Plan {
   int group_size;
   float highest_code;
-  bool bisects;
   int clip_rank;          // kNoClip: none
   const int* head_ranks;  // of the view's heads, in place of clip_rank; null: one for all
   Grid grid;
@@ -78,27 +76,9 @@ __device__ float sorted_threshold(const WarpRow<kSlots>& row, int rank) {
   return __uint_as_float(threshold);
 }
 
-/// floor(log2 dim) halvings. Slots behind the row hold zeros, which lie above nothing.
 template <int kSlots>
-__device__ float bisected_threshold(const WarpRow<kSlots>& row, int rank) {
-  float low = 0.0F;
-  float high = 0.0F;
-#pragma unroll
-  for (int s = 0; s < kSlots; ++s) high = fmaxf(high, fabsf(row.x[s]));
-  high = warp_max(high);
-  for (int size = row.dim; size > 1; size /= 2) {
-    const float middle = (low + high) * 0.5F;
-    int above = 0;
-#pragma unroll
-    for (int s = 0; s < kSlots; ++s) above += fabsf(row.x[s]) > middle ? 1 : 0;
-    (__reduce_add_sync(kAllLanes, above) > row.dim - rank ? low : high) = middle;
-  }
-  return high;
-}
-
-template <int kSlots>
-__device__ void clip(WarpRow<kSlots>& row, int rank, bool bisects) {
-  const float threshold = bisects ? bisected_threshold(row, rank) : sorted_threshold(row, rank);
+__device__ void clip(WarpRow<kSlots>& row, int rank) {
+  const float threshold = sorted_threshold(row, rank);
 #pragma unroll
   for (int s = 0; s < kSlots; ++s) {
     const float x = row.x[s];
@@ -189,7 +169,7 @@ __global__ void quantize_row(RowsView rows, const __grid_constant__ Plans plans,
 #pragma unroll
   for (int s = 0; s < kSlots; ++s) row.x[s] = row.channel(s) < rows.dim ? rows.value(first + row.channel(s)) : 0.0F;
   const int rank = plan.head_ranks == nullptr ? plan.clip_rank : plan.head_ranks[index / rows.rows_per_head];
-  if (rank != kNoClip) clip(row, rank, plan.bisects);
+  if (rank != kNoClip) clip(row, rank);
 
   const std::int64_t out_index = blockIdx.y * rows.count() + index;
   const int groups = rows.dim / plan.group_size;
@@ -205,7 +185,6 @@ int rank_of(double clip_ratio, int dim) { return clip_ratio > 0 ? clip_rank(clip
 Plan plan_of(const RowCodec& codec, int dim) {
   return {.group_size = checked_group_size(codec, dim),
           .highest_code = static_cast<float>(codec.levels - 1),
-          .bisects = codec.clip_search == ClipSearch::kBisect,
           .clip_rank = rank_of(codec.clip_ratio, dim),
           .head_ranks = nullptr,
           .grid = codec.grid,

@@ -65,26 +65,19 @@ bool is_int2(int levels, std::size_t count) { return levels == 4 && count % 4 ==
 
 }  // namespace
 
-float clip_threshold(std::span<const float> row, double ratio, ClipSearch search) {
+float clip_threshold(std::span<const float> row, double ratio) {
   const int size = static_cast<int>(row.size()), rank = std::min(static_cast<int>(ratio * size), size - 1);
   std::vector<float> magnitudes;
   for (const float x : row) magnitudes.push_back(std::abs(x));
   std::sort(magnitudes.begin(), magnitudes.end());
-  if (search == ClipSearch::kSort) return magnitudes[static_cast<std::size_t>(rank)];
-  float low = 0, high = magnitudes.back();
-  for (int halvings = std::bit_width(row.size()) - 1; halvings > 0; --halvings) {
-    const float middle = (low + high) / 2;
-    const auto above = std::count_if(magnitudes.begin(), magnitudes.end(), [&](float x) { return x > middle; });
-    (above > size - rank ? low : high) = middle;
-  }
-  return high;
+  return magnitudes[static_cast<std::size_t>(rank)];
 }
 
 QuantizedRows encode_row(const RowCodec& codec, std::span<const float> row) {
   const auto size = static_cast<std::size_t>(checked_group_size(codec, static_cast<int>(row.size())));
   std::vector<float> clipped(row.begin(), row.end());
   if (codec.clip_ratio > 0) {
-    const float threshold = clip_threshold(row, codec.clip_ratio, codec.clip_search);
+    const float threshold = clip_threshold(row, codec.clip_ratio);
     for (float& x : clipped) x = std::clamp(x, -threshold, threshold);
   }
   QuantizedRows encoded;

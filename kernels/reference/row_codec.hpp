@@ -36,9 +36,9 @@ template <class Number, class Term>
 // float32; lloyd-max computes in fp64, with sums in the order of strand_sum(), and rounds scale and zero at the end. So
 // codes, scales and zeros are defined to the bit.
 
-/// Returns the magnitude that |x| is clamped to: the min(int(ratio * d), d - 1)-th smallest of the row, or what
-/// bisection finds in its place. `ratio` is positive.
-[[nodiscard]] float clip_threshold(std::span<const float> row, double ratio, ClipSearch search);
+/// Returns the magnitude that |x| is clamped to: the min(int(ratio * d), d - 1)-th smallest of the row.
+/// `ratio` is positive.
+[[nodiscard]] float clip_threshold(std::span<const float> row, double ratio);
 
 /// Encodes a row of d channels: d codes, and scale and zero of each group as `scale_dtype` holds them. Throws
 /// UsageError for a codec that does not fit d (checked_group_size).

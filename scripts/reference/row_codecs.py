@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: MIT
 """Row codecs: x (..., d) float32 -> codes, scale, zero per group, with x^ = (code - zero) scale."""
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,26 +13,17 @@ class Codec:
     levels: int = 4
     group_size: int = 0  # 0: the whole row
     clip_ratio: float = 0.0  # <= 0: no clipping
-    clip_search: str = "sort"  # sort | bisect
     scale_dtype: str = "float32"  # float32 | float16 | bfloat16
 
     def quantized(self, x):
         return decode(*encode(x, self))
 
 
-def clip(x, ratio, search):
-    """Clamps whole rows to +- a threshold near their min(int(ratio d), d - 1)-th smallest magnitude."""
-    d, magnitudes = x.shape[-1], np.abs(x)
-    rank = min(int(ratio * d), d - 1)
-    if search == "sort":
-        threshold = np.sort(magnitudes, axis=-1)[..., rank, None]
-        return np.clip(x, -threshold, threshold)
-    low, high = np.zeros_like(magnitudes[..., :1]), magnitudes.max(axis=-1, keepdims=True)
-    for _ in range(int(math.log2(d))):
-        middle = (low + high) * np.float32(0.5)
-        too_many = (magnitudes > middle).sum(axis=-1, keepdims=True) > d - rank
-        low, high = np.where(too_many, middle, low), np.where(too_many, high, middle)
-    return np.clip(x, -high, high)
+def clip(x, ratio):
+    """Clamps whole rows to +- their min(int(ratio d), d - 1)-th smallest magnitude."""
+    d = x.shape[-1]
+    threshold = np.sort(np.abs(x), axis=-1)[..., min(int(ratio * d), d - 1), None]
+    return np.clip(x, -threshold, threshold)
 
 
 def minmax(x, levels):
@@ -64,7 +54,7 @@ def encode(x, codec):
     """codes (..., d) uint8; scale and zero (..., groups) float32."""
     x = np.asarray(x, np.float32)
     if codec.clip_ratio > 0:
-        x = clip(x, codec.clip_ratio, codec.clip_search)
+        x = clip(x, codec.clip_ratio)
     groups = x.reshape(*x.shape[:-1], -1, codec.group_size or x.shape[-1])
     codes, scale, zero = GRIDS[codec.grid](groups, codec.levels)
     stored = PARAMETERS[codec.scale_dtype]

@@ -69,7 +69,6 @@ std::vector<RowCodec> row_codecs(Tier tier) {
     all.push_back({.levels = one.value("levels", 4),
                    .group_size = one.value("group", 0),
                    .clip_ratio = one.value("clip", 0.0),
-                   .clip_search = one.value("search", "sort") == "sort" ? ClipSearch::kSort : ClipSearch::kBisect,
                    .grid = grid_from_name(one.value("grid", "minmax")),
                    .scale_dtype = dtype_at(one, "scale")});
   }
@@ -269,7 +268,7 @@ std::vector<HistoryCodecs> codecs_for(const Sequence& s) {
       {RowCodec{.clip_ratio = 0.96}, RowCodec{.clip_ratio = 0.92}},
       {RowCodec{}, {}},
       {{}, RowCodec{.group_size = 8}},
-      {RowCodec{.levels = 16, .group_size = 8, .clip_ratio = 0.9, .clip_search = ClipSearch::kBisect}, RowCodec{}},
+      {RowCodec{.levels = 16, .group_size = 8, .clip_ratio = 0.9}, RowCodec{}},
       {RowCodec{.clip_ratio = 0.96, .grid = Grid::kLloydMax}, RowCodec{.scale_dtype = DType::kF16}},
       {HistoryCodec{{}, head_ratios(s.kv_heads)}, HistoryCodec{{.group_size = 8}, head_ratios(s.kv_heads)}},
       {}};

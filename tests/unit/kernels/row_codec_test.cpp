@@ -63,24 +63,20 @@ std::vector<T> copy_of(const Tensor& tensor) {
 
 }  // namespace
 
-TEST_CASE("the clip threshold is the rank-th magnitude of the whole row, and bisection brackets it") {
+TEST_CASE("the clip threshold is the rank-th magnitude of the whole row") {
   const std::vector<float> row{-8.0F, 1.0F, -2.0F, 3.0F, 4.0F, -5.0F, 6.0F, 7.0F};
   std::vector<float> scratch(row.size());
-  CHECK(cpu::clip_threshold(row, 0.5, ClipSearch::kSort, scratch) == 5.0F);
-  CHECK(cpu::clip_threshold(row, 1.0, ClipSearch::kSort, scratch) == 8.0F);
-  // 8 -> 4 (4 above, budget 4: hi) -> 2 (6 above: lo) -> 3 (5 above: lo): the threshold is hi = 4.
-  CHECK(cpu::clip_threshold(row, 0.5, ClipSearch::kBisect, scratch) == 4.0F);
-  CHECK(reference::clip_threshold(row, 0.5, ClipSearch::kSort) == 5.0F);
-  CHECK(reference::clip_threshold(row, 1.0, ClipSearch::kSort) == 8.0F);
-  CHECK(reference::clip_threshold(row, 0.5, ClipSearch::kBisect) == 4.0F);
+  CHECK(cpu::clip_threshold(row, 0.5, scratch) == 5.0F);
+  CHECK(cpu::clip_threshold(row, 1.0, scratch) == 8.0F);
+  CHECK(reference::clip_threshold(row, 0.5) == 5.0F);
+  CHECK(reference::clip_threshold(row, 1.0) == 8.0F);
 }
 
 TEST_CASE("codes and parameters equal the independent oracle to the bit") {
   const Hdf5Reader oracle(test::data("codec/oracle_rows.h5"));
   const Tensor rows = oracle.read("/rows");
   const RowCodec sort{.clip_ratio = 0.96};
-  const RowCodec bisect{.clip_ratio = 0.96, .clip_search = ClipSearch::kBisect};
-  for (const auto& [name, codec] : {std::pair{"minmax", RowCodec{}}, {"clip_sort", sort}, {"clip_bisect", bisect}}) {
+  for (const auto& [name, codec] : {std::pair{"minmax", RowCodec{}}, {"clip_sort", sort}}) {
     CAPTURE(name);
     const std::string prefix = std::string("/") + name + ".";
     std::vector<float> decoded(static_cast<std::size_t>(rows.size()));
@@ -136,20 +132,18 @@ TEST_CASE("scales and zeros are what their dtype holds; codes are taken before")
 
 TEST_CASE("signal to noise of Gaussian rows is what theory and scripts/reference say") {
   constexpr Grid kLloyd = Grid::kLloydMax;
-  const std::vector<std::pair<RowCodec, double>> expected{
-      {{}, 6.01},
-      {{.group_size = 64}, 6.94},
-      {{.group_size = 32}, 8.12},
-      {{.clip_ratio = 0.98}, 7.04},
-      {{.clip_ratio = 0.96}, 8.07},
-      {{.clip_ratio = 0.92}, 8.96},
-      {{.clip_ratio = 0.88}, 9.27},
-      {{.levels = 8}, 13.40},
-      {{.levels = 16}, 20.03},
-      {{.clip_ratio = 0.96, .clip_search = ClipSearch::kBisect}, 8.27},
-      {{.grid = kLloyd}, 8.361},
-      {{.clip_ratio = 0.96, .grid = kLloyd}, 8.513},
-      {{.group_size = 32, .grid = kLloyd}, 8.556}};
+  const std::vector<std::pair<RowCodec, double>> expected{{{}, 6.01},
+                                                          {{.group_size = 64}, 6.94},
+                                                          {{.group_size = 32}, 8.12},
+                                                          {{.clip_ratio = 0.98}, 7.04},
+                                                          {{.clip_ratio = 0.96}, 8.07},
+                                                          {{.clip_ratio = 0.92}, 8.96},
+                                                          {{.clip_ratio = 0.88}, 9.27},
+                                                          {{.levels = 8}, 13.40},
+                                                          {{.levels = 16}, 20.03},
+                                                          {{.grid = kLloyd}, 8.361},
+                                                          {{.clip_ratio = 0.96, .grid = kLloyd}, 8.513},
+                                                          {{.group_size = 32, .grid = kLloyd}, 8.556}};
   for (const auto& [codec, db] : expected) CHECK(gaussian_sqnr_db(codec) == doctest::Approx(db).epsilon(0.004));
 }
 
