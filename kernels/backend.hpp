@@ -55,12 +55,6 @@ class Backend {
   /// Symmetric eigenproblems, one result per matrix. Throws NumericalError if one does not converge.
   [[nodiscard]] virtual std::vector<Eigenpairs> eigh(const MatrixStack& symmetric) = 0;
 
-  /// rows[t, h] = x[t, h] rotated_from_native (1 matrix, or one per KV head: query head h uses matrix h / g, where
-  /// g = x.num_heads / count). kServing rounds x, the matrix and the product to bfloat16. rows: (num_tokens, num_heads,
-  /// d).
-  virtual void rotate(HeadsView x, const MatrixStack& rotated_from_native, Precision precision,
-                      std::span<float> rows) = 0;
-
   /// decoded = decode(encode(rows)); rows and decoded: (n, head_dim), which may be the same memory. kServing rounds
   /// decoded rows to bfloat16. codes: filled if not null; a row of the coded cache then has two scales, those of its
   /// wide and of its narrow channels, and zeros of 0. codec: of one head.

@@ -29,10 +29,6 @@ class CpuBackend : public Backend {
     cpu::accumulate_fisher_sums(qkv, sequences, windows, sums);
   }
   [[nodiscard]] std::vector<Eigenpairs> eigh(const MatrixStack& symmetric) override { return cpu::eigh(symmetric); }
-  void rotate(HeadsView x, const MatrixStack& rotated_from_native, Precision precision,
-              std::span<float> rows) override {
-    cpu::rotate(x, rotated_from_native, precision, rows);
-  }
   void quantize(std::span<const float> rows, int head_dim, const HistoryCodec& codec, Precision precision,
                 std::span<float> decoded, QuantizedRows* codes) override {
     cpu::quantize(rows, head_dim, codec, precision, decoded, codes);

@@ -49,10 +49,6 @@ class CudaBackend : public Backend {
   [[nodiscard]] std::vector<Eigenpairs> eigh(const MatrixStack& symmetric) override {
     return solver_.run([&](const Context& context) { return cuda::eigh(context, symmetric); });
   }
-  void rotate(HeadsView x, const MatrixStack& rotated_from_native, Precision precision,
-              std::span<float> rows) override {
-    lanes_.run([&](const Context& context) { cuda::rotate(context, x, rotated_from_native, precision, rows); });
-  }
   void quantize(std::span<const float> rows, int head_dim, const HistoryCodec& codec, Precision precision,
                 std::span<float> decoded, QuantizedRows* codes) override {
     lanes_.run(

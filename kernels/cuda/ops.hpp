@@ -17,8 +17,6 @@ void accumulate_weighted_grams(const Context& context, std::span<const HeadsView
 void accumulate_fisher_sums(const Context& context, const QkvView& qkv, std::span<const SequenceRange> sequences,
                             Windows windows, FisherSums& sums);
 [[nodiscard]] std::vector<Eigenpairs> eigh(const Context& context, const MatrixStack& symmetric);
-void rotate(const Context& context, HeadsView x, const MatrixStack& rotated_from_native, Precision precision,
-            std::span<float> rows);
 void quantize(const Context& context, std::span<const float> rows, int head_dim, const HistoryCodec& codec,
               Precision precision, std::span<float> decoded, QuantizedRows* codes);
 

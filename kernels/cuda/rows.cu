@@ -1,14 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Rows as they are stored become dense arrays of one type, views of rows become such arrays and are filled from them,
-// and rows are rotated.
+// Rows as they are stored become dense arrays of one type, and views of rows become such arrays and are filled from
+// them.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include <algorithm>
-
-#include "kernels/cuda/blas.hpp"
-#include "kernels/cuda/ingest.hpp"
-#include "kernels/cuda/ops.hpp"
 #include "kernels/cuda/rows.hpp"
 #include "kernels/cuda/warp.cuh"
 
@@ -51,8 +46,7 @@ __global__ void convert_token(const std::byte* stored, DType dtype, std::int64_t
   *reinterpret_cast<Pack<T, n>*>(rows + row * width + column % width) = out;
 }
 
-template <class T>
-__global__ void round_values(T* values, std::int64_t count) {
+__global__ void round_values(double* values, std::int64_t count) {
   const std::int64_t i = task_index();
   if (i < count) values[i] = nearest_bf16(static_cast<float>(values[i]));
 }
@@ -86,15 +80,12 @@ void convert_rows(const Context& context, const HeadsView& stored, int groups, s
 template void convert_rows(const Context&, const HeadsView&, int, std::int64_t, float*, Precision);
 template void convert_rows(const Context&, const HeadsView&, int, std::int64_t, double*, Precision);
 
-template <class T>
-void round_to_bf16(const Context& context, DeviceBuffer<T>& values) {
+void round_to_bf16(const Context& context, DeviceBuffer<double>& values) {
   if (values.size() == 0) return;
   round_values<<<blocks_for(values.size()), kThreads, 0, context.stream()>>>(values.data(),
                                                                              static_cast<std::int64_t>(values.size()));
   OSCAR_CUDA_LAUNCHED("round_values");
 }
-template void round_to_bf16(const Context&, DeviceBuffer<float>&);
-template void round_to_bf16(const Context&, DeviceBuffer<double>&);
 
 void subtract_mean(const Context& context, DeviceBuffer<double>& rows, const double* mean, std::int64_t rows_per_head,
                    int dim, Precision precision) {
@@ -107,7 +98,7 @@ void subtract_mean(const Context& context, DeviceBuffer<double>& rows, const dou
 
 bool has_code_for_this_gpu() {
   cudaFuncAttributes attributes{};
-  const bool found = cudaFuncGetAttributes(&attributes, round_values<float>) == cudaSuccess;
+  const bool found = cudaFuncGetAttributes(&attributes, round_values) == cudaSuccess;
   (void)cudaGetLastError();
   return found;
 }
@@ -136,16 +127,6 @@ __global__ void narrow_value(const double* dense, RowsView rows, void* values) {
   }
 }
 
-/// x (tokens, heads, head_dim) from host memory as (groups, tokens, heads / groups * head_dim).
-DeviceBuffer<double> upload_rows(const Context& context, HeadsView x, int groups, Precision precision) {
-  DeviceBuffer<std::byte> stored(context, static_cast<std::size_t>(x.num_tokens * x.bytes_per_token()));
-  DeviceBuffer<double> rows(context, static_cast<std::size_t>(x.num_tokens) * x.num_heads * x.head_dim);
-  Transfer(context, x, stored.data()).wait();
-  x.data = stored.data();
-  convert_rows(context, x, groups, x.num_tokens, rows.data(), precision);
-  return rows;
-}
-
 std::size_t size_of(const RowsView& rows) { return static_cast<std::size_t>(rows.count() * rows.dim); }
 
 }  // namespace
@@ -162,37 +143,6 @@ void narrow(const Context& context, const double* dense, const RowsView& rows) {
   narrow_value<<<blocks_for(size_of(rows)), kThreads, 0, context.stream()>>>(dense, rows,
                                                                              const_cast<void*>(rows.values));
   OSCAR_CUDA_LAUNCHED("narrow_value");
-}
-
-void rotate(const Context& context, HeadsView x, const MatrixStack& rotated_from_native, Precision precision,
-            std::span<float> rows) {
-  OSCAR_CHECK(rotated_from_native.dim == x.head_dim && rotated_from_native.count > 0);
-  OSCAR_CHECK(x.num_heads % rotated_from_native.count == 0);
-  OSCAR_CHECK(rows.size() == static_cast<std::size_t>(x.num_tokens) * x.num_heads * x.head_dim);
-  const int groups = rotated_from_native.count;
-  const int g = x.num_heads / groups;
-  DeviceBuffer<double> matrices{context, std::span<const double>(rotated_from_native.data)};
-  if (precision == Precision::kServing) round_to_bf16(context, matrices);
-  constexpr std::int64_t kValues = std::int64_t{1} << 22;  // that go to the GPU at a time: 32 MiB of doubles
-  const std::int64_t step = std::max<std::int64_t>(kValues / (std::int64_t{x.num_heads} * x.head_dim), 1);
-  for (std::int64_t begin = 0; begin < x.num_tokens; begin += step) {
-    const HeadsView chunk = x.tokens(begin, std::min(begin + step, x.num_tokens));
-    const DeviceBuffer<double> native = upload_rows(context, chunk, groups, precision);
-    DeviceBuffer<double> rotated(context, native.size());
-    gemm(context, {.m = chunk.num_tokens * g, .n = x.head_dim, .k = x.head_dim, .batch = groups}, native.data(),
-         matrices.data(), rotated.data());
-    DeviceBuffer<float> chunk_rows(context, native.size());
-    narrow(context, rotated.data(),
-           {.values = chunk_rows.data(),
-            .dim = g * x.head_dim,
-            .heads = groups,
-            .rows_per_head = chunk.num_tokens,
-            .head_stride = 1,
-            .row_stride = groups});
-    if (precision == Precision::kServing) round_to_bf16(context, chunk_rows);
-    chunk_rows.download(context,
-                        rows.subspan(static_cast<std::size_t>(begin) * x.num_heads * x.head_dim, native.size()));
-  }
 }
 
 }  // namespace oscar::cuda

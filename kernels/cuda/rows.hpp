@@ -22,8 +22,7 @@ void convert_rows(const Context& context, const HeadsView& stored, int groups, s
                   Precision precision = Precision::kExact);
 
 /// Rounds in place to the nearest bfloat16, by way of fp32.
-template <class T>
-void round_to_bf16(const Context& context, DeviceBuffer<T>& values);
+void round_to_bf16(const Context& context, DeviceBuffer<double>& values);
 
 /// rows (heads, rows_per_head, dim) -= mean (heads, dim) in fp32; kServing rounds to bfloat16.
 void subtract_mean(const Context& context, DeviceBuffer<double>& rows, const double* mean, std::int64_t rows_per_head,

@@ -237,10 +237,6 @@ class ReferenceBackend : public Backend {
     for (int i = 0; i < symmetric.count; ++i) pairs.push_back(reference::eigh(symmetric[i], symmetric.dim));
     return pairs;
   }
-  void rotate(HeadsView x, const MatrixStack& rotated_from_native, Precision precision,
-              std::span<float> rows) override {
-    reference::rotate(x, rotated_from_native, precision, rows);
-  }
 
   void quantize(std::span<const float> rows, int head_dim, const HistoryCodec& codec, Precision precision,
                 std::span<float> decoded, QuantizedRows* codes) override {

@@ -44,7 +44,6 @@ void conforms(std::unique_ptr<Backend> expected, Tier tier, bool is_sum, Operati
 OPERATION("sums over tokens", true, grams)
 OPERATION("weighted sums over tokens", true, weighted_grams)
 OPERATION("sums for the Fisher metric", false, fisher_sums)
-OPERATION("rotated rows", false, rotate)
 OPERATION("quantized rows", false, quantize)
 OPERATION("quantized rows of the coded cache", false, quantize_coded_rows)
 OPERATION("attention", false, attend)

@@ -38,13 +38,6 @@ double distance(const Part& got, const Part& expected) {
       case Nearness::kAbsolute:
         take(difference);
         break;
-      case Nearness::kUlps:
-      case Nearness::kBf16Ulps: {
-        int exponent = 0;
-        (void)std::frexp(b[i], &exponent);
-        take(difference / std::ldexp(1.0, exponent - (got.by == Nearness::kUlps ? 24 : 8)));
-        break;
-      }
       case Nearness::kResidual:
         take(a[i]);
     }
@@ -157,24 +150,6 @@ void fisher_sums(const Pair& on) {
                      part(Nearness::kLargest, sums.base_query.data), part(Nearness::kLargest, sums.base_key.data),
                      part(Nearness::kLargest, sums.base_key_sum),    part(Nearness::kLargest, sums.weight)};
       });
-    }
-  }
-}
-
-void rotate(const Pair& on) {
-  for (const Shape& shape : shapes_of("shapes", on.tier)) {
-    const Tensor x = activations(shape, kHeads, 22);
-    for (const int count : {1, 2, kHeads}) {
-      const MatrixStack matrices = gaussian_matrices(count, shape.head_dim, 23);
-      for (const Precision precision : {Precision::kExact, Precision::kServing}) {
-        const bool serving = precision == Precision::kServing;
-        on.check("rotate", shape, [&](Backend& backend) {
-          Guarded<float> rows(static_cast<std::size_t>(x.size()));
-          backend.rotate(heads_view(x, "x"), matrices, precision, rows.get());
-          CHECK((rows.intact() && (!serving || all_bf16(rows.get()))));
-          return Parts{part(serving ? Nearness::kBf16Ulps : Nearness::kUlps, rows.get())};
-        });
-      }
     }
   }
 }

@@ -19,8 +19,6 @@ enum class Nearness {
   kLargest,   // of the largest entry
   kEach,      // of each entry
   kAbsolute,  // as it is
-  kUlps,      // units in the last place of float32
-  kBf16Ulps,  // of bfloat16
   kResidual,  // the result is a distance itself
 };
 /// Values that are compared in one way.
@@ -47,7 +45,6 @@ void weighted_grams(const Pair& on);
 void grams_of_a_whole_layer(const Pair& on);
 void fisher_sums(const Pair& on);
 // Row by row.
-void rotate(const Pair& on);
 void quantize(const Pair& on);
 void quantize_coded_rows(const Pair& on);
 // Held sequences, for all codecs of codecs_for().

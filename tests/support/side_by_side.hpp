@@ -31,10 +31,6 @@ class SideBySide : public Backend {
   [[nodiscard]] std::vector<Eigenpairs> eigh(const MatrixStack& symmetric) override {
     return backend_->eigh(symmetric);
   }
-  void rotate(HeadsView x, const MatrixStack& rotated_from_native, Precision precision,
-              std::span<float> rows) override {
-    backend_->rotate(x, rotated_from_native, precision, rows);
-  }
   void quantize(std::span<const float> rows, int head_dim, const HistoryCodec& codec, Precision precision,
                 std::span<float> decoded, QuantizedRows* codes) override {
     backend_->quantize(rows, head_dim, codec, precision, decoded, codes);
