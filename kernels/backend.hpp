@@ -56,10 +56,9 @@ class Backend {
   [[nodiscard]] virtual std::vector<Eigenpairs> eigh(const MatrixStack& symmetric) = 0;
 
   /// decoded = decode(encode(rows)); rows and decoded: (n, head_dim), which may be the same memory. kServing rounds
-  /// decoded rows to bfloat16. codes: filled if not null; a row of the coded cache then has two scales, those of its
-  /// wide and of its narrow channels, and zeros of 0. codec: of one head.
+  /// decoded rows to bfloat16. codec: of one head.
   virtual void quantize(std::span<const float> rows, int head_dim, const HistoryCodec& codec, Precision precision,
-                        std::span<float> decoded, QuantizedRows* codes) = 0;
+                        std::span<float> decoded) = 0;
 
   /// The sequence rotated and kept for attention and its errors.
   [[nodiscard]] virtual std::unique_ptr<MixedSequence> hold(const SequenceInput& input) = 0;

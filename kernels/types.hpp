@@ -116,12 +116,6 @@ struct HistoryCodec : RowCodec {
   friend bool operator==(const HistoryCodec&, const HistoryCodec&) = default;
 };
 
-/// Quantised rows: codes and the affine map x^ = (code - zero) * scale of each group.
-struct QuantizedRows {
-  std::vector<std::uint8_t> codes;  // (rows, head_dim), one code a byte
-  std::vector<float> scale, zero;   // (rows, head_dim / group_size)
-};
-
 /// Which keys stay in bfloat16: the first `sink` and the last `recent` of what a query sees.
 /// Query i sees key j exactly if j < sink or j > i - recent.
 struct Windows {

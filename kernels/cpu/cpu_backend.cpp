@@ -30,8 +30,8 @@ class CpuBackend : public Backend {
   }
   [[nodiscard]] std::vector<Eigenpairs> eigh(const MatrixStack& symmetric) override { return cpu::eigh(symmetric); }
   void quantize(std::span<const float> rows, int head_dim, const HistoryCodec& codec, Precision precision,
-                std::span<float> decoded, QuantizedRows* codes) override {
-    cpu::quantize(rows, head_dim, codec, precision, decoded, codes);
+                std::span<float> decoded) override {
+    cpu::quantize(rows, head_dim, codec, precision, decoded);
   }
   [[nodiscard]] std::unique_ptr<MixedSequence> hold(const SequenceInput& input) override { return cpu::hold(input); }
   [[nodiscard]] std::vector<std::vector<std::vector<AttentionErrors>>> compare(

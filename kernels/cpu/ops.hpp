@@ -21,7 +21,7 @@ void accumulate_fisher_sums(const QkvView& qkv, std::span<const SequenceRange> s
 void rotate(HeadsView x, const MatrixStack& rotated_from_native, Precision precision, std::span<float> rows);
 /// Where heads have clip ratios or coded formats of their own, rows are (tokens, heads, head_dim).
 void quantize(std::span<const float> rows, int head_dim, const HistoryCodec& codec, Precision precision,
-              std::span<float> decoded, QuantizedRows* codes);
+              std::span<float> decoded);
 void attend(const MixedAttention& mixed, std::span<float> out);
 /// Returns [sequence][candidate][query head]. All sequences have the shape of `exact`, and queries at the same
 /// positions.

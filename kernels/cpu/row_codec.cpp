@@ -3,7 +3,6 @@
 #include "kernels/cpu/row_codec.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 
 #include "base/errors.hpp"
@@ -210,26 +209,13 @@ std::vector<RowCodec> codecs_of_heads(const HistoryCodec& codec) {
 }  // namespace
 
 void quantize(std::span<const float> rows, int head_dim, const HistoryCodec& codec, Precision precision,
-              std::span<float> decoded, QuantizedRows* out) {
+              std::span<float> decoded) {
   const bool coded = codec.coded != nullptr;
   const int group_size = coded ? head_dim : checked_group_size(codec, head_dim);
   const auto dim = static_cast<std::size_t>(head_dim);
-  const std::size_t groups = coded ? 2 : dim / static_cast<std::size_t>(group_size);
   const std::size_t num_rows = rows.size() / dim;
   OSCAR_CHECK(num_rows * dim == rows.size() && decoded.size() == rows.size());
   if (coded) std::ranges::for_each(*codec.coded, reference::require_valid);
-  if (out != nullptr) {
-    out->codes.resize(rows.size());
-    out->scale.resize(num_rows * groups);
-    out->zero.resize(num_rows * groups);
-  }
-  const auto keep = [&](std::size_t row, std::span<const std::uint8_t> codes, std::span<const float> parameters) {
-    std::ranges::copy(codes, out->codes.begin() + static_cast<std::ptrdiff_t>(row * dim));
-    for (std::size_t group = 0; group < groups; ++group) {
-      out->scale[row * groups + group] = parameters[2 * group];
-      out->zero[row * groups + group] = parameters[2 * group + 1];
-    }
-  };
   const std::vector<RowCodec> of_head = codecs_of_heads(codec);
   parallel_for((num_rows + kRowsPerTask - 1) / kRowsPerTask, [&](std::size_t task) {
     RowEncoder encoder(head_dim, group_size);
@@ -239,15 +225,10 @@ void quantize(std::span<const float> rows, int head_dim, const HistoryCodec& cod
       const std::span<float> own = decoded.subspan(row * dim, dim);
       if (coded) {
         const CodedFormat& format = (*codec.coded)[row % codec.coded->size()];
-        const reference::CodedCodes codes = reference::coded_codes(format, x);
-        reference::coded_values(format, codes, own);
-        const auto [wide, narrow] = codes.scales;
-        if (out != nullptr)
-          keep(row, codes.codes, std::array{reference::coded_scale(wide), 0.0F, reference::coded_scale(narrow), 0.0F});
+        reference::coded_values(format, reference::coded_codes(format, x), own);
       } else {
         encoder.encode(x, of_head[row % of_head.size()]);
         decode_row(encoder.codes(), encoder.parameters(), own);
-        if (out != nullptr) keep(row, encoder.codes(), encoder.parameters());
       }
       if (precision == Precision::kServing) round_to_bf16(own);
     }

@@ -132,10 +132,7 @@ __global__ void code_row(RowsView rows, CodedView formats, bool round, CodecOutp
     const std::int64_t at = index * rows.dim + i;
     if (out.decoded != nullptr) out.decoded[at] = value;
     if (out.decoded_f64 != nullptr) out.decoded_f64[at] = value;
-    if (out.codes != nullptr) out.codes[at] = static_cast<std::uint8_t>(codes[s]);
   }
-  if (out.params == nullptr || row.lane != 0) return;
-  out.params[2 * index] = {wide, 0.0F}, out.params[2 * index + 1] = {narrow, 0.0F};
 }
 
 using CodeRow = void (*)(RowsView, CodedView, bool, CodecOutput);

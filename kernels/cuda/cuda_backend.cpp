@@ -50,9 +50,8 @@ class CudaBackend : public Backend {
     return solver_.run([&](const Context& context) { return cuda::eigh(context, symmetric); });
   }
   void quantize(std::span<const float> rows, int head_dim, const HistoryCodec& codec, Precision precision,
-                std::span<float> decoded, QuantizedRows* codes) override {
-    lanes_.run(
-        [&](const Context& context) { cuda::quantize(context, rows, head_dim, codec, precision, decoded, codes); });
+                std::span<float> decoded) override {
+    lanes_.run([&](const Context& context) { cuda::quantize(context, rows, head_dim, codec, precision, decoded); });
   }
   [[nodiscard]] std::unique_ptr<MixedSequence> hold(const SequenceInput& input) override {
     return cuda::hold(lanes_, input);

@@ -18,6 +18,6 @@ void accumulate_fisher_sums(const Context& context, const QkvView& qkv, std::spa
                             Windows windows, FisherSums& sums);
 [[nodiscard]] std::vector<Eigenpairs> eigh(const Context& context, const MatrixStack& symmetric);
 void quantize(const Context& context, std::span<const float> rows, int head_dim, const HistoryCodec& codec,
-              Precision precision, std::span<float> decoded, QuantizedRows* codes);
+              Precision precision, std::span<float> decoded);
 
 }  // namespace oscar::cuda

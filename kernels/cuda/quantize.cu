@@ -7,6 +7,7 @@
 
 #include "base/errors.hpp"
 #include "kernels/arguments.hpp"
+#include "kernels/cuda/cache_format.hpp"
 #include "kernels/cuda/context.hpp"
 #include "kernels/cuda/ops.hpp"
 #include "kernels/cuda/row_codec.hpp"
@@ -132,21 +133,19 @@ __device__ GroupParams stored(GroupParams params, DType dtype) {
 __device__ void store(const CodecOutput& out, std::int64_t i, std::uint8_t code, GroupParams group, bool round) {
   const float exact = decoded_value(code, group);
   const float value = round ? nearest_bf16(exact) : exact;
-  if (out.codes != nullptr) out.codes[i] = code;
   if (out.decoded != nullptr) out.decoded[i] = value;
   if (out.decoded_f64 != nullptr) out.decoded_f64[i] = value;
 }
 
-/// Encodes one group; out_row: where its row begins in `out`, params: where its parameters go, if not null.
+/// Encodes one group; out_row: where its row begins in `out`.
 /// kDouble: as in quantize_row().
 template <int kSlots, bool kDouble>
 __device__ void quantize_group(const WarpGroup<kSlots>& group, const Plan& plan, bool round, std::int64_t out_row,
-                               GroupParams* params, const CodecOutput& out) {
+                               const CodecOutput& out) {
   const bool lloyd = kDouble && plan.grid == Grid::kLloydMax;
   LloydMaxGroup<kSlots> standard(group);
   const GroupParams exact = lloyd ? standard.fit() : fit_group(group, plan.highest_code);
   const GroupParams read = stored(exact, plan.scale_dtype);
-  if (params != nullptr && group.row.lane == 0) *params = read;
 #pragma unroll
   for (int s = 0; s < kSlots; ++s) {
     if (!group.has(s)) continue;
@@ -175,8 +174,7 @@ __global__ void quantize_row(RowsView rows, const __grid_constant__ Plans plans,
   const int groups = rows.dim / plan.group_size;
   for (int g = 0; g < groups; ++g) {
     const WarpGroup<kSlots> group{row, g * plan.group_size, (g + 1) * plan.group_size};
-    GroupParams* params = out.params == nullptr ? nullptr : out.params + out_index * groups + g;
-    quantize_group<kSlots, kDouble>(group, plan, round, out_index * rows.dim, params, out);
+    quantize_group<kSlots, kDouble>(group, plan, round, out_index * rows.dim, out);
   }
 }
 
@@ -237,7 +235,6 @@ void one_after_the_other(const Context& context, const RowsView& rows, std::span
     }
     if (out.decoded != nullptr) out.decoded += values;
     if (out.decoded_f64 != nullptr) out.decoded_f64 += values;
-    OSCAR_CHECK(out.codes == nullptr || codecs.size() == 1);
   }
 }
 
@@ -252,7 +249,7 @@ void quantize_rows(const Context& context, const RowsView& rows, std::span<const
   for (const HistoryCodec& codec : codecs) all.push_back(plan_of(codec, rows.dim));
   const bool in_double = std::any_of(all.begin(), all.end(), [](const Plan& p) { return p.grid != Grid::kMinMax; });
   const QuantizeRow kernel = in_double ? kernel_for<true>(rows.dim) : kernel_for<false>(rows.dim);
-  OSCAR_CHECK(all.size() <= kMaxCodecs && (out.params == nullptr || all.size() <= 1));
+  OSCAR_CHECK(all.size() <= kMaxCodecs);
   if (rows.count() == 0 || all.empty()) return;
   Plans plans{};
   std::copy(all.begin(), all.end(), plans.plan);
@@ -263,34 +260,20 @@ void quantize_rows(const Context& context, const RowsView& rows, std::span<const
 }
 
 void quantize(const Context& context, std::span<const float> rows, int head_dim, const HistoryCodec& codec,
-              Precision precision, std::span<float> decoded, QuantizedRows* out) {
+              Precision precision, std::span<float> decoded) {
   constexpr std::size_t kChunkRows = std::size_t{1} << 16;
   const bool coded = codec.coded != nullptr;
   OSCAR_CHECK(codec.head_clip_ratios.empty() && (!coded || codec.coded->size() == 1));
   const auto dim = static_cast<std::size_t>(head_dim);
-  const std::size_t groups = coded ? 2 : dim / static_cast<std::size_t>(checked_group_size(codec, head_dim));
   const std::size_t num_rows = rows.size() / dim;
   OSCAR_CHECK(num_rows * dim == rows.size() && decoded.size() == rows.size());
-  const bool wants_codes = out != nullptr;
-  if (wants_codes)
-    *out = {std::vector<std::uint8_t>(num_rows * dim), std::vector<float>(num_rows * groups),
-            std::vector<float>(num_rows * groups)};
   for (std::size_t first = 0; first < num_rows; first += kChunkRows) {
     const std::size_t count = std::min(kChunkRows, num_rows - first);
     const DeviceBuffer<float> device_rows(context, rows.subspan(first * dim, count * dim));
     DeviceBuffer<float> device_decoded(context, count * dim);
-    DeviceBuffer<std::uint8_t> codes(context, wants_codes ? count * dim : 0);
-    DeviceBuffer<GroupParams> params(context, wants_codes ? count * groups : 0);
     quantize_rows(context, dense_rows(device_rows.data(), static_cast<std::int64_t>(count), head_dim), {&codec, 1},
-                  precision, {.decoded = device_decoded.data(), .codes = codes.data(), .params = params.data()});
+                  precision, {.decoded = device_decoded.data()});
     device_decoded.download(context, decoded.subspan(first * dim, count * dim));
-    if (!wants_codes) continue;
-    codes.download(context, std::span(out->codes).subspan(first * dim, count * dim));
-    const std::vector<GroupParams> host = params.to_host(context);
-    for (std::size_t i = 0; i < host.size(); ++i) {
-      out->scale[first * groups + i] = host[i].scale;
-      out->zero[first * groups + i] = host[i].zero;
-    }
   }
 }
 

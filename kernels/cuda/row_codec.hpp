@@ -2,10 +2,8 @@
 // The row codecs on rows that are on the GPU already; the equations stand in kernels/README.md.
 #pragma once
 
-#include <cstdint>
 #include <span>
 
-#include "kernels/cuda/cache_format.hpp"
 #include "kernels/cuda/context.hpp"
 #include "kernels/cuda/rows.hpp"
 #include "kernels/types.hpp"
@@ -16,8 +14,6 @@ namespace oscar::cuda {
 struct CodecOutput {
   float* decoded = nullptr;       // (rows, dim)
   double* decoded_f64 = nullptr;  // (rows, dim), the same values
-  std::uint8_t* codes = nullptr;  // (rows, dim), one code a byte
-  GroupParams* params = nullptr;  // (rows, dim / group_size), of one group size; of coded rows (rows, 2)
 };
 
 /// Codecs that one launch takes.
@@ -30,9 +26,8 @@ void quantize_rows(const Context& context, const RowsView& rows, std::span<const
                    Precision precision, const CodecOutput& out, int first_head = 0);
 
 /// Encodes and decodes every row as the coded cache does, to the bit of kernels/reference/coded_row.hpp. The view's
-/// heads are those from first_head on; params has two a row, whose scales are those of its wide and of its narrow
-/// channels. Throws std::logic_error for formats that require_valid() refuses or that have another dimension,
-/// UsageError for rows of more than 1024 values.
+/// heads are those from first_head on. Throws std::logic_error for formats that require_valid() refuses or that have
+/// another dimension, UsageError for rows of more than 1024 values.
 void code_rows(const Context& context, const RowsView& rows, const HistoryCodec& codec, Precision precision,
                const CodecOutput& out, int first_head);
 

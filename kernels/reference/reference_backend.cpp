@@ -10,7 +10,6 @@
 #include "kernels/arguments.hpp"
 #include "kernels/mixed_sequence.hpp"
 #include "kernels/reference/attention.hpp"
-#include "kernels/reference/coded_row.hpp"
 #include "kernels/reference/row_codec.hpp"
 
 namespace oscar::reference {
@@ -25,13 +24,6 @@ std::vector<float> head_of(const std::vector<float>& rows, int heads, int head, 
     own.insert(own.end(), begin, begin + dim);
   }
   return own;
-}
-
-/// Returns the codes of a row, as Backend::quantize() gives them.
-QuantizedRows quantized(const HistoryCodec& codec, int head, std::span<const float> row) {
-  if (codec.coded == nullptr) return encode_row(codec.of_head(head), row);
-  CodedCodes coded = coded_codes(codec.coded->at(static_cast<std::size_t>(head)), row);
-  return {std::move(coded.codes), {coded_scale(coded.scales[0]), coded_scale(coded.scales[1])}, {0, 0}};
 }
 
 /// Returns the transposed matrices as Precision keeps them, or none for no transform: what maps stored rows back to
@@ -239,10 +231,9 @@ class ReferenceBackend : public Backend {
   }
 
   void quantize(std::span<const float> rows, int head_dim, const HistoryCodec& codec, Precision precision,
-                std::span<float> decoded, QuantizedRows* codes) override {
+                std::span<float> decoded) override {
     const auto dim = static_cast<std::size_t>(head_dim);
     OSCAR_CHECK(rows.size() % dim == 0 && decoded.size() == rows.size());
-    if (codes != nullptr) *codes = {};
     const std::size_t heads =
         std::max({codec.head_clip_ratios.size(), codec.coded ? codec.coded->size() : 0, std::size_t{1}});
     for (std::size_t at = 0; at < rows.size(); at += dim) {
@@ -250,12 +241,6 @@ class ReferenceBackend : public Backend {
       const std::span<const float> row = rows.subspan(at, dim);
       std::vector<std::uint8_t> bytes(packed_row_bytes(codec, head, dim));
       encode_packed_row(codec, head, row, bytes);
-      if (codes != nullptr) {
-        const QuantizedRows encoded = quantized(codec, head, row);
-        codes->codes.insert(codes->codes.end(), encoded.codes.begin(), encoded.codes.end());
-        codes->scale.insert(codes->scale.end(), encoded.scale.begin(), encoded.scale.end());
-        codes->zero.insert(codes->zero.end(), encoded.zero.begin(), encoded.zero.end());
-      }
       const std::span<float> out = decoded.subspan(at, dim);
       decode_packed_row(codec, head, bytes, out);
       for (float& value : out) value = static_cast<float>(rounded(double{value}, precision));

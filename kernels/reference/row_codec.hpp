@@ -40,6 +40,12 @@ template <class Number, class Term>
 /// `ratio` is positive.
 [[nodiscard]] float clip_threshold(std::span<const float> row, double ratio);
 
+/// Quantised rows: codes and the affine map x^ = (code - zero) * scale of each group.
+struct QuantizedRows {
+  std::vector<std::uint8_t> codes;  // (rows, head_dim), one code a byte
+  std::vector<float> scale, zero;   // (rows, head_dim / group_size)
+};
+
 /// Encodes a row of d channels: d codes, and scale and zero of each group as `scale_dtype` holds them. Throws
 /// UsageError for a codec that does not fit d (checked_group_size).
 [[nodiscard]] QuantizedRows encode_row(const RowCodec& codec, std::span<const float> row);

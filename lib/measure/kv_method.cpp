@@ -246,7 +246,7 @@ struct KeysOfPairs {
     if (precision == Precision::kServing) round_to_bf16(coded);
     HistoryCodec codec;
     codec.coded = std::make_shared<const std::vector<CodedFormat>>(1, side->formats[static_cast<std::size_t>(head)]);
-    history.context.backend->quantize(coded, history.dim, codec, precision, coded, nullptr);
+    history.context.backend->quantize(coded, history.dim, codec, precision, coded);
     for (std::size_t t = 0; t * dim < coded.size(); ++t) {
       const std::span<float> x = row_of(t);
       std::ranges::copy(mean, x.begin());

@@ -156,19 +156,15 @@ void fisher_sums(const Pair& on) {
 
 namespace {
 
-/// Codes, parameters and decoded rows to the bit; the same values where nobody asks for codes.
+/// Decoded rows to the bit.
 void quantize_by(const Pair& on, const Shape& shape, const HistoryCodec& codec, Precision precision) {
   const std::vector<float> rows =
       codec_rows(static_cast<std::size_t>(shape.tokens), static_cast<std::size_t>(shape.head_dim));
   on.check("quantize", shape, [&](Backend& backend) {
-    Guarded<float> decoded(rows.size()), without_codes(rows.size());
-    QuantizedRows codes;
-    backend.quantize(rows, shape.head_dim, codec, precision, decoded.get(), &codes);
-    backend.quantize(rows, shape.head_dim, codec, precision, without_codes.get(), nullptr);
-    CHECK((decoded.intact() && without_codes.intact() && codes.codes.size() == rows.size()));
-    return Parts{part(Nearness::kBits, decoded.get()), part(Nearness::kBits, without_codes.get()),
-                 part(Nearness::kBits, codes.codes), part(Nearness::kBits, codes.scale),
-                 part(Nearness::kBits, codes.zero)};
+    Guarded<float> decoded(rows.size());
+    backend.quantize(rows, shape.head_dim, codec, precision, decoded.get());
+    CHECK(decoded.intact());
+    return Parts{part(Nearness::kBits, decoded.get())};
   });
 }
 

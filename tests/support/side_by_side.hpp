@@ -32,8 +32,8 @@ class SideBySide : public Backend {
     return backend_->eigh(symmetric);
   }
   void quantize(std::span<const float> rows, int head_dim, const HistoryCodec& codec, Precision precision,
-                std::span<float> decoded, QuantizedRows* codes) override {
-    backend_->quantize(rows, head_dim, codec, precision, decoded, codes);
+                std::span<float> decoded) override {
+    backend_->quantize(rows, head_dim, codec, precision, decoded);
   }
   [[nodiscard]] std::unique_ptr<MixedSequence> hold(const SequenceInput& input) override {
     return backend_->hold(input);

@@ -98,7 +98,7 @@ SideMethod clipped_rows(double clip_ratio) {
   return {[=](const History& history) {
             OSCAR_CHECK(history.context.backend != nullptr);
             history.context.backend->quantize(history.rows, history.dim, RowCodec{.clip_ratio = clip_ratio},
-                                              history.context.precision, history.rows, nullptr);
+                                              history.context.precision, history.rows);
           },
           bits_by_token(2, 2)};
 }

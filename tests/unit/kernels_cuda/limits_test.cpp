@@ -233,10 +233,10 @@ TEST_CASE("the codec on the GPU refuses what the CPU refuses, and rows that are 
   const std::unique_ptr<Backend> gpu = gpu_or_skip();
   if (gpu == nullptr) return;
   std::vector<float> rows(128), decoded(128);
-  CHECK_ERROR(gpu->quantize(rows, 128, RowCodec{.group_size = 48}, Precision::kExact, decoded, nullptr), UsageError,
+  CHECK_ERROR(gpu->quantize(rows, 128, RowCodec{.group_size = 48}, Precision::kExact, decoded), UsageError,
               "does not divide head_dim 128");
   rows.resize(1025), decoded.resize(1025);
-  CHECK_ERROR(gpu->quantize(rows, 1025, {}, Precision::kExact, decoded, nullptr), UsageError, "longer than");
+  CHECK_ERROR(gpu->quantize(rows, 1025, {}, Precision::kExact, decoded), UsageError, "longer than");
 }
 
 }  // namespace oscar
