@@ -17,7 +17,6 @@
 #include <torch/headeronly/core/DeviceType.h>
 #include <torch/headeronly/core/ScalarType.h>
 
-#include <cstddef>
 #include <sstream>
 #include <stdexcept>
 #include <string>

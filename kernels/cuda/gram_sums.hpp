@@ -4,7 +4,6 @@
 #pragma once
 
 #include <algorithm>
-#include <vector>
 
 #include "kernels/cuda/context.hpp"
 #include "kernels/types.hpp"

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import struct
-import zipfile
 
 import h5py
 import torch

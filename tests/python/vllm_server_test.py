@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """A real vLLM on the CPU: without a set and with one; observed; and starts that must end with one line:
 vllm_server_test.py [ServerTest.test_…]"""
-import json
 import os
 import signal
 import subprocess

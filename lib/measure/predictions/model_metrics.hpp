@@ -14,7 +14,6 @@
 //   quotations: as needles, but every token counts, and the share of tokens that are right is the figure
 #pragma once
 
-#include <cstddef>
 #include <optional>
 #include <span>
 #include <vector>

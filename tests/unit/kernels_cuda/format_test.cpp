@@ -4,7 +4,6 @@
 #include <doctest/doctest.h>
 
 #include <map>
-#include <set>
 
 #include "kernels/cuda/cache_format.hpp"
 #include "kernels/cuda/compare_plan.hpp"

@@ -10,7 +10,6 @@
 #include <cstring>
 #include <thread>
 
-#include "base/threads.hpp"
 #include "remote/server.hpp"
 #include "support/support.hpp"
 
