@@ -17,17 +17,6 @@ namespace {
 /// Maxima and sums go side by side in as many lanes as a vector register holds floats.
 constexpr std::size_t kLanes = 16;
 
-float largest(std::span<const float> values) {
-  std::array<float, kLanes> lanes;
-  lanes.fill(values.front());
-  std::size_t i = 0;
-  for (; i + kLanes <= values.size(); i += kLanes) {
-    for (std::size_t lane = 0; lane < kLanes; ++lane) lanes[lane] = std::max(lanes[lane], values[i + lane]);
-  }
-  for (; i < values.size(); ++i) lanes[0] = std::max(lanes[0], values[i]);
-  return *std::max_element(lanes.begin(), lanes.end());
-}
-
 double sum_of(std::span<const float> values) {
   std::array<double, kLanes> lanes{};
   std::size_t i = 0;
@@ -40,7 +29,7 @@ double sum_of(std::span<const float> values) {
 
 /// Scores of the keys that a query sees -> their shares of the softmax. sink: -infinity for none.
 void softmax(std::span<float> seen, float sink) {
-  const float highest = std::max(largest(seen), sink);
+  const float highest = std::max(highest_of(seen.data(), seen.size()), sink);
   for (float& score : seen) score -= highest;
   exp_in_place(seen);
   const auto scale = static_cast<float>(1.0 / (sum_of(seen) + std::exp(double{sink} - highest)));
