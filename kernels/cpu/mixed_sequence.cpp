@@ -51,40 +51,23 @@ void check_exact(const QkvView& exact, const MixedAttention& mixed) {
 
 namespace {
 
-std::vector<float> floats(HeadsView x) {
-  std::vector<float> rows(static_cast<std::size_t>(x.num_tokens) * static_cast<std::size_t>(x.num_heads * x.head_dim));
-  x.token_rows(0, x.num_tokens, rows.data());
-  return rows;
-}
-
 /// Rows as stored, (num_tokens, num_heads, d): (x - mean) matrices. matrices null: x; mean empty: zero.
 std::vector<float> transformed(HeadsView x, const MatrixStack* matrices, std::span<const double> mean,
                                Precision precision) {
   if (matrices == nullptr) {
-    std::vector<float> rows = floats(x);
+    std::vector<float> rows = x.floats();
     if (precision == Precision::kServing) round_to_bf16(rows);
     return rows;
   }
   std::vector<float> centred;
   if (!mean.empty()) {
-    centred = floats(x);
+    centred = x.floats();
     for (std::size_t i = 0; i < centred.size(); ++i) centred[i] -= static_cast<float>(mean[i % mean.size()]);
     x = heads_view(centred, x.num_tokens, x.num_heads, x.head_dim);
   }
   std::vector<float> rows(static_cast<std::size_t>(x.num_tokens) * static_cast<std::size_t>(x.num_heads * x.head_dim));
   rotate(x, *matrices, precision, rows);
   return rows;
-}
-
-MatrixStack transposed(const MatrixStack& stack) {
-  MatrixStack result(stack.count, stack.dim);
-  const auto dim = static_cast<std::size_t>(stack.dim);
-  for (int m = 0; m < stack.count; ++m) {
-    for (std::size_t i = 0; i < dim; ++i) {
-      for (std::size_t j = 0; j < dim; ++j) result[m][j * dim + i] = stack[m][i * dim + j];
-    }
-  }
-  return result;
 }
 
 /// Of the rows of each head: values (tokens, num_heads, dim).
@@ -106,7 +89,7 @@ class Side {
         transform_(transform),
         precision_(precision),
         stored_(written(native, precision)) {
-    if (transform != nullptr) native_from_stored_ = transposed(transform->read());
+    if (transform != nullptr) native_from_stored_ = transform->read().transposed();
   }
 
   /// Null: rows are stored as they are.
@@ -149,7 +132,7 @@ class Side {
       error =
           transformed(heads_view(error, native.num_tokens, heads, dim), &native_from_stored_, {}, Precision::kExact);
     }
-    return {energies(floats(native), heads, dim), energies(error, heads, dim)};
+    return {energies(native.floats(), heads, dim), energies(error, heads, dim)};
   }
 
  private:

@@ -176,13 +176,6 @@ void rope_row(std::span<float> row, std::span<const float> cos_sin, bool interle
 
 namespace {
 
-/// Returns x as float32, (tokens, heads, d).
-std::vector<float> floats(HeadsView x) {
-  std::vector<float> rows(static_cast<std::size_t>(x.num_tokens) * static_cast<std::size_t>(x.num_heads * x.head_dim));
-  x.token_rows(0, x.num_tokens, rows.data());
-  return rows;
-}
-
 template <class T>
 std::vector<double> all_rounded(const std::vector<T>& values, Precision precision) {
   std::vector<double> result;
@@ -198,7 +191,7 @@ double rounded(double value, Precision precision) {
 
 void rotate(HeadsView x, const MatrixStack& rotated_from_native, Precision precision, std::span<float> rows) {
   OSCAR_CHECK(x.head_dim == rotated_from_native.dim && x.num_heads % rotated_from_native.count == 0);
-  const std::vector<double> native = all_rounded(floats(x), precision);
+  const std::vector<double> native = all_rounded(x.floats(), precision);
   const auto dim = static_cast<std::size_t>(x.head_dim), heads = static_cast<std::size_t>(x.num_heads);
   OSCAR_CHECK(rows.size() == native.size());
   MatrixStack matrices = rotated_from_native;
@@ -216,7 +209,7 @@ void rotate(HeadsView x, const MatrixStack& rotated_from_native, Precision preci
 
 std::vector<float> stored_rows(HeadsView x, const MatrixStack* rotated_from_native, std::span<const double> mean,
                                Precision precision) {
-  std::vector<float> rows = floats(x);
+  std::vector<float> rows = x.floats();
   if (rotated_from_native == nullptr) {
     for (float& value : rows) value = static_cast<float>(rounded(double{value}, precision));
     return rows;

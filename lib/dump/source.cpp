@@ -77,8 +77,7 @@ bool RowsBeforeRope::next(QkvChunk& chunk, bool with_queries) {
   const auto owner = std::make_shared<Owner>(Owner{chunk.owner, {}, {}});
   const auto turned_back = [&](const HeadsView& x, std::vector<float>& rows) {
     const auto width = static_cast<std::size_t>(x.num_heads * x.head_dim);
-    rows.resize(static_cast<std::size_t>(x.num_tokens) * width);
-    x.token_rows(0, x.num_tokens, rows.data());
+    rows = x.floats();
     for (std::size_t s = 0; s < chunk.sequences.size(); ++s) {
       const SequenceRange& range = chunk.sequences[s];
       const auto own = std::span(rows).subspan(static_cast<std::size_t>(range.begin) * width,

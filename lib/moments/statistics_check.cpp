@@ -123,22 +123,15 @@ OSCAR_VECTOR_CLONES bool is_positive(double* a, int dim, double shift) {
   return true;
 }
 
-double trace_of(const MatrixStack& stack, int h) {
-  double trace = 0;
-  for (std::size_t i = 0; i < stack[h].size(); i += static_cast<std::size_t>(stack.dim) + 1) trace += stack[h][i];
-  return trace;
-}
-
 void require_nonzero(const MatrixStack& stack, const std::string& name, const Place& place) {
   for (int h = 0; h < stack.count; ++h) {
-    place.require(trace_of(stack, h) > 0, name,
-                  "of head " + std::to_string(h) + " is zero: no model computes such rows");
+    place.require(stack.trace(h) > 0, name, "of head " + std::to_string(h) + " is zero: no model computes such rows");
   }
 }
 
 void check_eigenvalues(const MatrixStack& stack, const std::string& name, const Place& place) {
   for (int h = 0; h < stack.count; ++h) {
-    const double trace = trace_of(stack, h);
+    const double trace = stack.trace(h);
     if (trace == 0) continue;  // of rows of zeros
     std::vector<double> copy(stack[h].begin(), stack[h].end());
     place.require(is_positive(copy.data(), stack.dim, kRounding * trace), name,

@@ -26,16 +26,6 @@ std::optional<int> number_in(const std::string& name, std::string_view prefix, s
 
 std::string gguf_name(int id, char side) { return "blk." + std::to_string(id) + ".attn_" + side + "_rot.weight"; }
 
-void transpose(MatrixStack& stack) {
-  const auto n = static_cast<std::size_t>(stack.dim);
-  for (int m = 0; m < stack.count; ++m) {
-    const std::span<double> matrix = stack[m];
-    for (std::size_t i = 0; i < n; ++i) {
-      for (std::size_t j = 0; j < i; ++j) std::swap(matrix[i * n + j], matrix[j * n + i]);
-    }
-  }
-}
-
 /// Puts the matrices into the part: into its layers if it knows them, else as its layers.
 void take_layers(std::map<int, LayerRotation> layers, RotationPart& part, const std::string& where) {
   if (layers.empty())
@@ -110,9 +100,7 @@ void write_rotation_gguf(const fs::path& path, const Set& set, const fs::path& m
   std::vector<std::pair<std::string, Tensor>> tensors;
   for (const LayerRotation& layer : part.layers) {
     for (const auto& [side, transform] : {std::pair{'k', &layer.key}, std::pair{'v', &layer.value}}) {
-      MatrixStack matrix = transform->rotation;
-      transpose(matrix);
-      tensors.emplace_back(gguf_name(layer.layer_id, side), matrix.to_f32(true));
+      tensors.emplace_back(gguf_name(layer.layer_id, side), transform->rotation.transposed().to_f32(true));
     }
   }
   write_gguf_copy(path, source, tensors, {{kManifestKey, make_manifest(set, Json::array()).dump()}});
@@ -125,10 +113,8 @@ Set read_rotation_gguf(const fs::path& path) {
     const auto id = number_in(tensor.name, "blk.", ".attn_k_rot.weight");
     if (!id) continue;
     const auto matrix = [&](char side) {
-      MatrixStack stack =
-          MatrixStack::from(file.read(gguf_name(*id, side)), path.string() + ", " + gguf_name(*id, side));
-      transpose(stack);
-      return stack;
+      const std::string name = gguf_name(*id, side);
+      return MatrixStack::from(file.read(name), path.string() + ", " + name).transposed();
     };
     layers[*id].layer_id = *id;
     layers[*id].key.rotation = matrix('k');

@@ -143,6 +143,12 @@ void HeadsView::head_rows(std::int64_t begin, std::int64_t count, int head, doub
   }
 }
 
+std::vector<float> HeadsView::floats() const {
+  std::vector<float> rows(static_cast<std::size_t>(num_tokens) * static_cast<std::size_t>(num_heads * head_dim));
+  token_rows(0, num_tokens, rows.data());
+  return rows;
+}
+
 HeadsView heads_view(const Tensor& tensor, const std::string& what) {
   if (tensor.shape.size() != 3 || !is_activation_dtype(tensor.dtype)) {
     throw DataError("expected [tokens, heads, head_dim] of float32, float16 or bfloat16, found " +
@@ -173,6 +179,22 @@ MatrixStack MatrixStack::identity(int dim) {
   MatrixStack stack(1, dim);
   for (int i = 0; i < dim; ++i) stack.data[static_cast<std::size_t>(i) * (dim + 1)] = 1.0;
   return stack;
+}
+
+MatrixStack MatrixStack::transposed() const {
+  MatrixStack result(count, dim);
+  const auto n = static_cast<std::size_t>(dim);
+  for (std::size_t i = 0; i < data.size(); ++i) {
+    const std::size_t matrix = i / (n * n), row = i / n % n, column = i % n;
+    result.data[(matrix * n + column) * n + row] = data[i];
+  }
+  return result;
+}
+
+double MatrixStack::trace(int i) const {
+  double sum = 0;
+  for (std::size_t at = 0; at < stride(); at += static_cast<std::size_t>(dim) + 1) sum += (*this)[i][at];
+  return sum;
 }
 
 Tensor MatrixStack::to_f32(bool squeeze) const {

@@ -95,6 +95,8 @@ struct HeadsView {
   void token_rows(std::int64_t begin, std::int64_t count, float* out) const;
   /// Tokens [begin, begin + count) of one head, as doubles (count, head_dim).
   void head_rows(std::int64_t begin, std::int64_t count, int head, double* out) const;
+  /// All rows as floats (num_tokens, num_heads, head_dim).
+  [[nodiscard]] std::vector<float> floats() const;
 };
 
 /// View of a [T, H, d] tensor. Throws DataError naming `what` if it has another rank or is not of an activation type.
@@ -122,6 +124,8 @@ struct MatrixStack {
   /// Makes matrices of a float32 or float64 tensor [d, d] or [n, d, d]. Throws DataError naming `what`.
   [[nodiscard]] static MatrixStack from(const Tensor& tensor, const std::string& what);
   [[nodiscard]] static MatrixStack identity(int dim);
+  [[nodiscard]] MatrixStack transposed() const;
+  [[nodiscard]] double trace(int i) const;
   /// Returns the matrices as float32 [n, d, d]; [d, d] if there is one matrix and `squeeze` is set.
   [[nodiscard]] Tensor to_f32(bool squeeze) const;
 

@@ -93,11 +93,7 @@ void search(std::size_t groups, const std::function<StockMixture(std::size_t)>& 
 }
 
 /// The scale with which the largest magnitude is the largest of e4m3.
-double scale_of(HeadsView x) {
-  std::vector<float> rows(static_cast<std::size_t>(x.num_tokens * x.num_heads * x.head_dim));
-  x.token_rows(0, x.num_tokens, rows.data());
-  return methods::largest_magnitude(rows) / methods::kLargestE4M3;
-}
+double scale_of(HeadsView x) { return methods::largest_magnitude(x.floats()) / methods::kLargestE4M3; }
 
 std::vector<KvMethod> methods_of(const std::vector<std::string>& names, const ModelConfig& config) {
   std::vector<LayerShape> shapes;

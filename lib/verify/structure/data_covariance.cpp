@@ -18,12 +18,6 @@ const MomentSums* sums_of(const LayerStatistics& layer, const std::string& objec
   return found == layer.first.sums.end() ? nullptr : &found->second;
 }
 
-double trace_of(std::span<const double> matrix, int dim) {
-  double trace = 0;
-  for (int i = 0; i < dim; ++i) trace += matrix[static_cast<std::size_t>(i) * static_cast<std::size_t>(dim + 1)];
-  return trace;
-}
-
 /// Null if nobody took it yet.
 const MatrixStack* find(const DataMoments& found, int layer_id, Moment moment) {
   for (const DataCovariance& each : found.covariances) {
@@ -97,7 +91,7 @@ CodedMoments coded_moments_of(int layer_id, LayerStream& layer, const CodedPart&
   }
   found.value_covariance = fisher.value;
   for (int head = 0; head < fisher.value.count; ++head) {
-    const double scale = trace_of(found.value[head], fisher.value.dim) / trace_of(fisher.value[head], fisher.value.dim);
+    const double scale = found.value.trace(head) / fisher.value.trace(head);
     for (double& entry : found.value_covariance[head]) entry *= scale;
   }
   return found;

@@ -241,18 +241,9 @@ bool comparable(const SideTransform& a, const SideTransform& b) {
   return b.covariance.data.size() == a.rotation.data.size() && b.query_covariance.data.size() == a.rotation.data.size();
 }
 
-MatrixStack transposed(MatrixStack stack) {
-  const auto dim = static_cast<std::size_t>(stack.dim);
-  for (int m = 0; m < stack.count; ++m) {
-    const Matrix out = transpose(stack[m], dim);
-    std::copy(out.begin(), out.end(), stack[m].begin());
-  }
-  return stack;
-}
-
 std::string stretch_explanation(const RotationSide& side, int layer, const SideTransform& t,
                                 const StretchRecord& record) {
-  if (stretch_error(transposed(t.rotation), t, record) <= kStretchLimit) return "the matrices are transposed";
+  if (stretch_error(t.rotation.transposed(), t, record) <= kStretchLimit) return "the matrices are transposed";
   if (stretch_error(t.read_rotation, t, record) <= kStretchLimit)
     return "the matrices of keys and queries are exchanged";
   for (const auto& [id, other] : side.layers) {

@@ -20,16 +20,6 @@ struct Defect {
   const char* reason;
 };
 
-MatrixStack transposed(MatrixStack stack) {
-  const auto dim = static_cast<std::size_t>(stack.dim);
-  for (int m = 0; m < stack.count; ++m) {
-    for (std::size_t i = 0; i < dim; ++i) {
-      for (std::size_t j = 0; j < i; ++j) std::swap(stack[m][i * dim + j], stack[m][j * dim + i]);
-    }
-  }
-  return stack;
-}
-
 void scale(MatrixStack& stack, double factor) {
   for (double& x : stack.data) x *= factor;
 }
@@ -52,7 +42,7 @@ const std::vector<Defect>& defects() {
        "it is the matrix of the other side: keys and values are swapped"},
       {"swapped labels", [](RotationPart& s) { std::swap(s.key_objective, s.value_objective); },
        "objective_side failed (key): \"sst_r_h_pbr\" is fitted for the other side"},
-      {"transposed", [](RotationPart& s) { key(s).rotation = transposed(key(s).rotation); },
+      {"transposed", [](RotationPart& s) { key(s).rotation = key(s).rotation.transposed(); },
        "the matrix is transposed"},
       {"another composition", [](RotationPart& s) { s.key_objective = "qqt_r_h"; },
        "it is composed as \"r_h_pbr\", not as \"r_h\""},
@@ -87,8 +77,8 @@ const std::vector<Defect>& stretch_defects() {
   static const std::vector<Defect> all{
       {"transposed",
        [](RotationPart& s) {
-         key(s).rotation = transposed(key(s).rotation);
-         key(s).read_rotation = transposed(key(s).read_rotation);
+         key(s).rotation = key(s).rotation.transposed();
+         key(s).read_rotation = key(s).read_rotation.transposed();
        },
        "stretch_metric failed (layer 1, key)"},
       {"exchanged pair", [](RotationPart& s) { std::swap(key(s).rotation, key(s).read_rotation); },
