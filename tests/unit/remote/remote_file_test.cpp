@@ -10,6 +10,7 @@
 #include <cstring>
 #include <thread>
 
+#include "base/threads.hpp"
 #include "remote/server.hpp"
 #include "support/support.hpp"
 
