@@ -4,6 +4,7 @@
 #include <cfloat>
 
 #include "kernels/cuda/blas.hpp"
+#include "kernels/cuda/cache_format.hpp"
 #include "kernels/cuda/compare.hpp"
 #include "kernels/cuda/held_sequence.hpp"
 #include "kernels/cuda/row_codec.hpp"
