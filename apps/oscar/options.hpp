@@ -43,7 +43,7 @@ struct Context {
   int exit_code = 0;
 };
 
-/// Finite numbers from 0 on, above 0, any, and tokens of a window. CLI11's own let NaN pass.
+/// Finite numbers from 0 on, above 0, any, and from 0 to 1e9: tokens of a window. CLI11's own let NaN pass.
 extern const CLI::Validator kNonNegative, kPositive, kFinite, kWindow;
 
 /// Writes "30k" out as 30000: k, M and G (or B) stand for thousands, millions and milliards; case does not count.

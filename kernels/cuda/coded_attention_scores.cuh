@@ -295,7 +295,7 @@ class StepScales {
   /// log2 of what a unit of the scales of a class of values is worth, if they are relative.
   __device__ float value_unit(int of_class) const { return value_units_[of_class]; }
   /// Returns the two scales of one side of the token of a row; a token has four: keys wide, keys narrow, values wide,
-  /// values narrow.
+  /// values narrow. With weights of bytes those of values are in units of 2^value_unit().
   __device__ __forceinline__ float2 scales(int half, int row, int side) const {
     const uint2 x = load_shared_pair(place(half, row) + 8 * side);
     return {__uint_as_float(x.x), __uint_as_float(x.y)};

@@ -11,9 +11,9 @@ namespace oscar::cuda {
 // of its own and hands the weights over in shared memory; then each multiplies the weights of all tokens of the team
 // with its own part of the values' operands. So many warps have few registers of outputs each.
 //
-// With up to four heads a team is one warp, and weights are integers of two bytes, relative to the largest of a step:
-// 32 tokens are one product, whose columns 2t and 2t + 1 have the high and the low bytes of head t. Else weights are
-// float16, and 16 tokens of eight heads are one product.
+// With up to eight heads a team is one warp. With up to four it keeps weights in registers, as integers of two bytes
+// that are relative to the largest of a step: 32 tokens are one product, whose columns 2t and 2t + 1 have the high and
+// the low bytes of head t. Else weights are float16, and 16 tokens of eight heads are one product.
 
 /// What a warp of a team has computed.
 template <class S>
@@ -238,8 +238,8 @@ class CodedTeam {
   };
 
   /// Scores to weights times the values' scales, and the state as raise() leaves it. Both are relative to the highest
-  /// of the step, so that what rounding leaves out is less than 2^-16 of that. They are added up as they were rounded,
-  /// so that the middle of the codes goes off exactly.
+  /// of the step, so that rounding leaves out less than 2^-16 of these two's product for each token. They are added up
+  /// as they were rounded, so that the middle of the codes goes off exactly.
   __device__ __forceinline__ void weigh_bytes(const float (&scores)[S::kHalves][2], TeamState<S>& state,
                                               OwnWeights& weights) const {
     constexpr float kHeadroom = 8;

@@ -80,8 +80,9 @@ SideTransform latent_from(const PtValue& value, const std::string& where) {
     side.read_rotation = MatrixStack::from(*read, where + ", q_rotation");
   }
   if (const auto* mean = member_of<Tensor>(&value, "mean")) side.mean = mean->to_doubles();
-  const bool fits = side.rotation.count == 1 && side.mean.size() % static_cast<std::size_t>(side.rotation.dim) == 0 &&
-                    (side.read_rotation.count == 0 || side.read_rotation.data.size() == side.rotation.data.size());
+  const bool fits =
+      side.rotation.count == 1 && side.mean.size() % static_cast<std::size_t>(side.rotation.dim) == 0 &&
+      (side.read_rotation.count == 0 || (side.read_rotation.count == 1 && side.read_rotation.dim == side.rotation.dim));
   if (!fits) throw DataError("mean or q_rotation do not fit the rotation", where, "fetch or write the file again");
   return side;
 }

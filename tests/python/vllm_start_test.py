@@ -256,6 +256,9 @@ class StartTest(unittest.TestCase):
             self.assertEqual(coordinator.find_longest_cache_hit(None, 700), ([], 640, 0))
             self.made(**{"model.layers.3.self_attn.attn": CPU})
             worker.execute_model("left alone")
+            with mock.patch.dict(os.environ, {"OSCAR_OBSERVE" if variable == "OSCAR_KV_SET" else "OSCAR_KV_SET": "a"}):
+                with self.assertRaisesRegex(SystemExit, f"the first engine of this process had {variable}"):
+                    platform.check_and_update_config(config)
         self.assertEqual(steps, ["OSCAR_KV_SET", "OSCAR_OBSERVE"])
 
     def test_a_rejected_set_ends_the_start(self):

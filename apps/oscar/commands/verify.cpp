@@ -214,7 +214,7 @@ void add_outcome(CLI::App& command, VerifyCommand& c) {
   add_limit(verdict, "--max-kld", limits.max_kld, "Reject above this mean KL of the model's predictions");
   add_limit(more, "--max-ppl-increase", limits.max_ppl_increase, "Reject above this relative increase of perplexity");
   add_limit(more, "--max-needles-lost", limits.max_needles_lost,
-            "Reject above this share of lost needles, of those that bf16 finds");
+            "Reject above this share of lost needles, of those that bf16 finds, and where it finds none");
   add_limit(more, "--max-softmax-kl", limits.max_softmax_kl, "Reject above this mean KL of attention probabilities");
   command
       .add_flag("--require-held-out", c.options.require_held_out,

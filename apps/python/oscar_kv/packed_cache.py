@@ -65,7 +65,7 @@ def _attention(module: Any, query: Tensor, key: Tensor, value: Tensor, attention
 
 def _mask(*args: Any, **kwargs: Any) -> Tensor | None:
     """transformers' interface, with which it makes a mask while a graph is captured even for one token that sees all others."""
-    _call.noted = False  # a call begins; attention saw no keys of a passage, or of a call that failed
+    _call.noted = False  # a call begins: what a passage, or a call that failed, noted does not count
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         if kwargs.get("q_length") == 1 and kwargs.get("attention_mask") is None:
             return None

@@ -122,7 +122,7 @@ def _register(serves: bool) -> None:
         name_cache()
         choose_for_each_layer()
         compute_windows_again()
-    watch(current_platform, {} if serves else backends)
+    watch(current_platform, None if serves else backends)
     # Actors of Ray get vLLM's own variables and those that this one names; without ours they would serve no set.
     told = os.environ.get(_TAKEN_ALONG, "").split(",")
     names = {*map(str.strip, told), *(name for name in os.environ if name.startswith("OSCAR_"))} - {""}

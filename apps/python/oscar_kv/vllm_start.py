@@ -239,9 +239,9 @@ def _leave_time_to_write(config: Any) -> None:
     os.environ.setdefault("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", str(_SECONDS_TO_WRITE))
 
 
-def watch(platform: Any, observed: dict[str, str]) -> None:
-    """Watches vLLM's current platform; observed: paths of the backends that are registered for observing, by their names. A
-    second call changes nothing. Engines of this process that are given neither a set nor a dump are left alone."""
+def watch(platform: Any, observed: dict[str, str] | None) -> None:
+    """Watches vLLM's current platform; observed: paths of the backends that are registered for observing, by their names, or None
+    where a set is served. A second call changes nothing. Engines of this process that are given neither a set nor a dump are left alone."""
     owner = type(platform)
     if "oscar_watches" in vars(owner):
         return
@@ -251,12 +251,16 @@ def watch(platform: Any, observed: dict[str, str]) -> None:
         if set_path() is not None and _is_ours(kwargs.get("attn_selector_config", args[1] if len(args) > 1 else None)):
             return SERVING
         path = choose(*args, **kwargs)
-        if set_path() is None and is_wanted() and path not in observed.values():
+        if set_path() is None and is_wanted() and observed is not None and path not in observed.values():
             raise ValueError(f"OSCAR_OBSERVE cannot observe the attention backend {path}; give --attention-backend with one of "
                              f"{', '.join(observed)}, or use oscar fit --model")
         return path
 
     def check_and_update_config(cls: type, vllm_config: Any) -> None:
+        with starting():
+            if is_wanted() if observed is None else set_path() is not None:
+                raise ValueError(f"the first engine of this process had {'OSCAR_KV_SET' if observed is None else 'OSCAR_OBSERVE'}, which tells vLLM "
+                                 "once what its backends do; start another process")
         configure(vllm_config)
         if is_wanted():
             _leave_time_to_write(vllm_config)
@@ -276,7 +280,7 @@ def watch(platform: Any, observed: dict[str, str]) -> None:
     def update_block_size_for_backend(cls: type, vllm_config: Any) -> None:
         layers = vllm_config.compilation_config.static_forward_context
         packed = next(filter(is_packed, layers.values()), None)
-        if not is_wanted():
+        if observed is None:
             _watches.clear()  # of an engine before this one
         if packed is not None:
             packed.attn_backend.share_blocks(vllm_config, lambda: finish(vllm_config))
@@ -292,7 +296,7 @@ def watch(platform: Any, observed: dict[str, str]) -> None:
 
 
 def watch_scheduler(begin: Callable[[Any], None]) -> None:
-    """Calls begin(SchedulerOutput) before every step that a worker of this engine is given. A second call with the same changes nothing."""
+    """Calls begin(SchedulerOutput) before every step that a worker of this process is given. A second call with the same changes nothing."""
     from vllm.v1.worker.worker_base import WorkerWrapperBase
 
     if "oscar_watches" not in vars(WorkerWrapperBase):

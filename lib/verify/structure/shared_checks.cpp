@@ -125,9 +125,10 @@ Check shape_of(const StoredSide& side, bool may_share, const Expectation& expect
   if (dim > 0) check.limit = dim;
   if (dim > 0 && matrix.dim != dim) check.message = "the model's head_dim is " + std::to_string(dim);
   const std::int64_t heads = model.num_key_value_heads, means = std::ssize(side.transform.mean) / matrix.dim;
+  const std::int64_t ratios = side.head_clip_ratios;
   const auto other = [heads](std::int64_t own) { return own > 1 && own != heads; };
   const bool cannot_share = !may_share && matrix.count != heads;
-  if (heads > 0 && (cannot_share || other(matrix.count) || other(means) || other(side.head_clip_ratios))) {
+  if (heads > 0 && (cannot_share || other(matrix.count) || other(means) || (ratios > 0 && ratios != heads))) {
     check.message = "matrices, means or clip ratios are not of the model's " + plural(heads, "key-value head");
   }
   if (!check.message.empty()) {

@@ -64,8 +64,8 @@ struct Held {
   bool by_default = true;  // without a threshold that is given, too
 };
 
-/// The share of the needles found with nothing quantised that a part loses; not finite where none was found, none where
-/// that was not measured.
+/// The share of the needles found with nothing quantised that a part loses: not finite where none was found, no value
+/// where that was not measured.
 std::optional<double> needles_lost(const VerifyReport& report, const MethodReport& part) {
   const auto exact = std::ranges::find(report.methods, MethodKind::kExact, &MethodReport::kind);
   if (exact == report.methods.end() || !exact->model || exact->model->needles == 0 || !part.model) return {};
