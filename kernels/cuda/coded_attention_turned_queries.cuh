@@ -77,25 +77,27 @@ class TurnedQueries {
       if (i % 2 == 0) turns[i / 2] = half_turn(pair(i / 2).frequency[is_far_ != 0 ? 1 : 0]);
     }
     __syncthreads();
-    fill_operands();
+    find_kinds();
     for (int i = thread(); i < 4 * places_.slots; i += threads()) {
       const auto place = [&](int byte) { return static_cast<unsigned>(4 * pair_of(word(i / 4, i), byte)); };
       at<uint2>(places_.gather)[i] = make_uint2(place(0) | place(2) << 16, place(1) | place(3) << 16);
     }
+    for (int i = thread(); i < kKept * kWarp * kGroups / 2; i += threads()) {  // two groups' cosines, then their sines
+      const int lane = i % kWarp, half = i / kWarp % kKept, part = i / (kWarp * kKept);
+      const int first = part * 16 + 2 * (lane % 4);
+      const uint4 x = table_entry(turns[first], turns[first + 1], half, lane, 1.0F);
+      const uint4 y = table_entry(turns[first + 8], turns[first + 9], half, lane, 1.0F);
+      uint4* const to = at<uint4>(places_.mean_table) + kWarp * (2 * kKept * part + half) + lane;
+      to[0] = make_uint4(x.x, x.y, y.x, y.y), to[kWarp * kKept] = make_uint4(x.z, x.w, y.z, y.w);
+    }
+    __syncthreads();
+    if (uniform(thread() / kWarp) == 0) order_operands(thread() % kWarp);
     for (int i = thread(); i < 2 * kKept * kWarp * places_.slots; i += threads()) {
       const int lane = i % kWarp, half = i / kWarp % kKept, part = i / (kWarp * kKept), slot = part / 2;
       if (at<int>(places_.kinds)[slot] % 2 == 0) continue;  // nobody reads it
       const CodedKeyWord& its = word(slot, lane);
       at<uint4>(places_.table)[i] = table_entry(turns[pair_of(its, part % 2)], turns[pair_of(its, part % 2 + 2)], half,
                                                 lane, is_wide(slot) ? 1.0F : kSubnormal);
-    }
-    for (int i = thread(); i < kKept * kWarp * kGroups; i += threads()) {  // two groups' cosines, then their sines
-      const int lane = i % kWarp, half = i / kWarp % kKept, part = i / (kWarp * kKept);
-      const int first = part / 2 * 16 + 2 * (lane % 4);
-      const uint4 x = table_entry(turns[first], turns[first + 1], half, lane, 1.0F);
-      const uint4 y = table_entry(turns[first + 8], turns[first + 9], half, lane, 1.0F);
-      at<uint4>(places_.mean_table)[i] =
-          part % 2 == 0 ? make_uint4(x.x, x.y, y.x, y.y) : make_uint4(x.z, x.w, y.z, y.w);
     }
   }
 
@@ -185,41 +187,55 @@ class TurnedQueries {
     return word.channel[byte] < 0 ? 0 : at<std::uint16_t>(places_.pair_of)[word.channel[byte]] / 2;
   }
 
-  __device__ void fill_operands() const {
-    auto* const kinds = at<int>(places_.kinds);
-    for (int slot = thread(); slot < places_.slots; slot += threads()) {
+  /// A lane looks at one coordinate of an operand.
+  __device__ void find_kinds() const {
+    for (int i = thread(); i < (16 * places_.slots + kWarp - 1) / kWarp * kWarp; i += threads()) {
+      const int slot = min(i / 16, places_.slots - 1);
+      const unsigned fast = __ballot_sync(kAllLanes, !is_slow(slot, i % 16)) >> i % kWarp & 0xffff;
+      if (i % 16 != 0) continue;
       const bool empty = slot >= 2 * table_.pairs.key_end[kNarrowClass][1] || bits_of(slot) == 0;
-      kinds[slot] = empty ? kTurnedKinds : 2 * (is_wide(slot) ? 0 : 1) + (is_slow(slot) ? 0 : 1);
+      at<int>(places_.kinds)[slot] = empty ? kTurnedKinds : 2 * (is_wide(slot) ? 0 : 1) + (fast == 0 ? 0 : 1);
     }
-    __syncthreads();
-    for (int i = thread(); i < places_.slots + kTurnedKinds; i += threads()) {
-      const int slot = i - kTurnedKinds, kind = slot < 0 ? i + 1 : kinds[slot];
-      int before = 0;  // slots of kinds before this one, and those of this one that come first
-      for (int other = 0; other < places_.slots; ++other) {
-        before += kinds[other] < kind || (kinds[other] == kind && other < slot) ? 1 : 0;
+  }
+  /// Lists the operands by kind, those of a kind in their order. By one warp.
+  __device__ void order_operands(int lane) const {
+    static_assert(kMostKeyOperands <= 2 * kWarp);
+    const unsigned before_lane = (1U << lane) - 1;
+    int kinds[2], places[2] = {}, end = 0;
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      const int slot = lane + n * kWarp;
+      kinds[n] = slot < places_.slots ? at<int>(places_.kinds)[slot] : kTurnedKinds;
+    }
+    for (int kind = 0; kind < kTurnedKinds; ++kind) {
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        const unsigned of_kind = __ballot_sync(kAllLanes, kinds[n] == kind);
+        if (kinds[n] == kind) places[n] = end + __popc(of_kind & before_lane);
+        end += __popc(of_kind);
       }
-      if (slot < 0) {
-        at<int>(places_.operands + sizeof(TurnedOperand) * (places_.slots + 1))[i] = before;  // see end()
-      } else if (kind < kTurnedKinds) {
-        at<TurnedOperand>(places_.operands)[before] = {
-            bits_of(slot) & kPairBits, bits_of(slot) >> 8 & kPairBits,
-            CodedCopies<S>::kPlaneFactor * table_.key_pair[slot / 2].plane[slot % 2], static_cast<unsigned>(slot)};
-      }
+      if (lane == 0) at<int>(places_.operands + sizeof(TurnedOperand) * (places_.slots + 1))[kind] = end;  // see end()
+    }
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      const int slot = lane + n * kWarp;
+      if (kinds[n] == kTurnedKinds) continue;
+      at<TurnedOperand>(places_.operands)[places[n]] = {
+          bits_of(slot) & kPairBits, bits_of(slot) >> 8 & kPairBits,
+          CodedCopies<S>::kPlaneFactor * table_.key_pair[slot / 2].plane[slot % 2], static_cast<unsigned>(slot)};
     }
   }
   __device__ unsigned bits_of(int slot) const {
     const unsigned mask = table_.key_pair[slot / 2].mask[slot % 2];
     return is_shifted(slot / 2) ? mask << 4 : mask;
   }
-  __device__ bool is_slow(int slot) const {
+  /// Whether one of its coordinates hardly turns in half a step.
+  __device__ bool is_slow(int slot, int coordinate) const {
     // What is left out is 1/32 of a coordinate of few bits at most, and 1/500 of one of four or more.
     const auto most = static_cast<unsigned>((is_wide(slot) ? 0.0625F : 0.25F) / kStep * 683565275.6F);
-    bool slow = true;
-    for (int i = 0; i < 16; ++i) {
-      const CodedKeyWord& its = word(slot, i / 4);
-      if (its.channel[i % 4] >= 0) slow &= at<unsigned>(places_.turns)[pair_of(its, i % 4)] + most <= 2 * most;
-    }
-    return slow;
+    const CodedKeyWord& its = word(slot, coordinate / 4);
+    if (its.channel[coordinate % 4] < 0) return true;
+    return at<unsigned>(places_.turns)[pair_of(its, coordinate % 4)] + most <= 2 * most;
   }
   __device__ bool is_wide(int slot) const { return slot / 2 < table_.pairs.key_end[kWideClass][1]; }
   /// Whether the table has the bits of a pair of operands shifted by 4.

@@ -16,24 +16,28 @@ namespace oscar::cuda {
 struct SplitRule {
   int warps;           // of a block
   int history_pieces;  // into which a long history is cut at most
-  int least_tokens;    // of a piece of a history that is not short
+  int short_pieces;    // into which a history is cut if they then have no more than least_tokens
+  int least_tokens;    // of a piece of a longer history
   int window_pieces;
 
-  static constexpr int kMostPieces = 256, kMostWindowPieces = 3;
+  static constexpr int kMostPieces = 256, kMostWindowPieces = 3, kMostShortPieces = 8;
 
   /// Returns the rule for `units` sequences times KV heads. Few leave no multiprocessor idle only if they are cut
   /// finely; many do not need that, and what a block costs besides its tokens then is the smaller part.
   /// All pieces of a single sequence find room at once, since a second round of blocks would only begin when the first
-  /// ends; its window is one of them. Where keys turn, blocks are large, for their warps share much.
+  /// ends; its window is one of them. So do those of many short histories. Where keys turn, blocks are large, for their
+  /// warps share much.
   /// warps_at_once: how many a multiprocessor has registers for, 8 or 16; turns: whether keys turn.
   static SplitRule of(std::int64_t units, int num_kv_heads, int warps_at_once, bool turns = false) {
     const bool many = units >= 64;
     SplitRule rule{};
     rule.warps = many && !turns ? 4 : 8;
-    rule.least_tokens = !many ? 512 : turns ? 8192 : 4096;
+    rule.least_tokens = !many ? 512 : turns ? 16384 : 4096;
     rule.window_pieces = many && units < 256 && warps_at_once == 16 ? kMostWindowPieces : 1;
     const int places = 132 * warps_at_once / rule.warps;  // of blocks on an H100
     rule.history_pieces = std::clamp(places / num_kv_heads - rule.window_pieces, 1, kMostPieces);
+    rule.short_pieces =
+        many ? static_cast<int>(std::clamp<std::int64_t>(places / units, 1, kMostShortPieces)) : kMostShortPieces;
     return rule;
   }
 };
@@ -49,7 +53,7 @@ struct SplitPlan {
         window_splits(window > 0 ? (window + window_tokens - 1) / window_tokens : 1),
         history_tokens(multiple(length, rule.history_pieces, kQuantum)),
         history_splits(0) {
-    const int eighth = multiple(length, kShortPieces, kQuantum), some = eighth < kShort ? kShort : eighth;
+    const int part = multiple(length, rule.short_pieces, kQuantum), some = part < kShort ? kShort : part;
     const int wanted = some < rule.least_tokens ? some : rule.least_tokens;
     if (history_tokens < wanted) history_tokens = wanted;
     history_splits = (length + history_tokens - 1) / history_tokens;
@@ -59,13 +63,13 @@ struct SplitPlan {
   OSCAR_HOST_DEVICE int history_first(int split) const { return (split - window_splits) * history_tokens; }
   /// No sequence up to these lengths has more blocks.
   static int most(int max_length, int max_window, const SplitRule& rule) {
-    const int by_length = std::max(kShortPieces, (max_length + rule.least_tokens - 1) / rule.least_tokens);
+    const int by_length = std::max(rule.short_pieces, (max_length + rule.least_tokens - 1) / rule.least_tokens);
     const int by_window = std::max(1, (max_window + 16 * rule.warps - 1) / (16 * rule.warps));
     return std::min(by_length, rule.history_pieces) + std::min(by_window, rule.window_pieces);
   }
 
  private:
-  static constexpr int kQuantum = 64, kShort = 512, kShortPieces = 8;
+  static constexpr int kQuantum = 64, kShort = 512;
 
   /// The least multiple of `quantum` of which `count` make `total`.
   OSCAR_HOST_DEVICE static int multiple(int total, int count, int quantum) {

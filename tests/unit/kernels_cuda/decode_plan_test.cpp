@@ -30,12 +30,24 @@ TEST_CASE("decode kernels read each token of a sequence once") {
     for (const int kv_heads : {1, 2, 8, 31, 128}) {
       for (int length = 0; length < 140000; length += length < 4000 ? 61 : 997) {
         for (const int warps : {8, 16}) {
-          SplitRule rule = SplitRule::of(units, kv_heads, warps);
+          SplitRule rule = SplitRule::of(units, kv_heads, warps, length % 2 == 1);
           check_plan(length, length % 1501, rule);
           rule.warps = 1 + length % 8;  // as many as the shared memory has room for
           check_plan(length, length % 1501, rule);
         }
       }
+    }
+  }
+}
+
+TEST_CASE("blocks of many short sequences find room at once, and take more than half of it") {
+  for (const bool turns : {false, true}) {
+    const int places = turns ? 264 : 528;
+    for (const int units : {64, 128, 160, 256, 512}) {
+      const int blocks = units * SplitPlan(4096, 320, SplitRule::of(units, 8, 16, turns)).history_splits;
+      CAPTURE(units);
+      CHECK(blocks <= std::max(places, units));
+      CHECK(2 * blocks > places);
     }
   }
 }
