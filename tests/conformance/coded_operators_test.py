@@ -239,6 +239,14 @@ class CodedTest(OperatorTest):
         cache.turned = {"k_turn": turn, "k_positions": positions, "k_far": far}
         self.check_decode(cache)
 
+    @each({"dim": dim, "per_head": per_head, "peak": peak} for dim in (64, 128) for per_head in (1, 4, 6) for peak in (1, 24))
+    def test_scales_far_apart(self, **shape):
+        """Where nearly all weight goes to a token whose values are smaller than others of its step, weights as integers of two bytes leave out up
+        to 2^-16 of the largest product of a weight and a scale for each of 64 tokens: here 2^-8 of what that token adds."""
+        cache = CodedCache(DEVICE, lengths="700 64 9", most=3, **shape)
+        cache.fill(least=44)
+        self.check_attention(cache, cache.attend(), more=2**-8)
+
     def test_a_sequence_alone(self):
         for tokens in (None, 2):
             self.check_neighbours(CodedCache(DEVICE, most=4, lengths="900 70 3000" if ON_CUDA else "9 7 30", windows="19 5 10", tokens=tokens))

@@ -13,7 +13,8 @@ are read a request at a time, on any device, in pieces of bounded size (chunk_at
 of linear attention or Mamba keep vLLM's states, in blocks as large as those of tokens. Non-goals, refused: ALiBi, more ranks than KV heads.
 """
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from math import gcd
@@ -43,6 +44,7 @@ _PAGE = 16  # tokens of a page of a hybrid's blocks
 # Each line once, below vLLM's own logger, so that it is seen where vLLM's lines are.
 _say = cache(logging.getLogger("vllm.oscar_kv").warning)
 _tensors_of = cache(SetPart.to_torch)
+_side_stream = cache(torch.cuda.Stream)
 
 
 def packed_set() -> SetPart:
@@ -307,6 +309,21 @@ def _report(layers: dict[str, Any], windows: WindowBlocks) -> None:
          f"{windows.entries} blocks of {windows.block_size} tokens; decode steps by {', '.join(sorted({each.path for each in slots}))}")
 
 
+@contextmanager
+def _beside(step: PackedMetadata, device: torch.device) -> Iterator[Callable[[], None]]:
+    """What a step packs within, and what to call before that is read. In graphs of decode steps it is packed beside attention, which does
+    not read it: a request's new tokens are exact in its window. So is what one request writes and another finds in the same step: the last
+    block that it finds. For vLLM drops blocks behind others first, and would have found an older one with the same tokens."""
+    recent = packed_set().windows[1]
+    if device.type != "cuda" or step.requests or recent <= MOST_NEW or not torch.cuda.is_current_stream_capturing():
+        yield lambda: None
+        return
+    here, side = torch.cuda.current_stream(), _side_stream(device)
+    side.wait_stream(here)
+    with torch.cuda.stream(side):
+        yield lambda: here.wait_stream(side)
+
+
 class PackedImpl(AttentionImpl[PackedMetadata]):
     def __init__(self, num_heads: int, head_size: int, scale: float, num_kv_heads: int | None = None,
                  alibi_slopes: Any = None, sliding_window: int | None = None, kv_cache_dtype: str = "auto",
@@ -362,10 +379,13 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
             rows = key[:step.num_actual_tokens], value[:step.num_actual_tokens]
             stored = torch.empty(len(rows[0]), 2, *key.shape[1:], dtype=torch.bfloat16, device=key.device).transpose(0, 1)
             packed.rotate(rows, stored, step.copies, self._copies, queries, turned)
-            packed.write(kv_cache, step.slots, stored, step.positions, self._is_far)
             self.new = (key, value, stored) if self.is_shared else None
+        with _beside(step, query.device) as done:
+            if self.source is self:
+                packed.write(kv_cache, step.slots, stored, step.positions, self._is_far)
         if step.decoded is not None:
             self._decode(turned, step.decoded, packed, kv_cache, output)
+        done()
         for request in step.requests:
             own = slice(request.begin, request.end)
             if request.before == 0:
