@@ -173,8 +173,18 @@ std::vector<std::string> losses(const Set& set, SetFormat format, const ConvertO
   if (!covariances && any([](const SideTransform& s) { return s.covariance.count > 0; }))
     lost.emplace_back("covariances");
   if (!bare) return lost;
-  if (set.rotations.begin()->second.has_clip_ratios && options.pt_version != 3) lost.emplace_back("clip ratios");
-  if (!set.manifest.is_null()) lost.emplace_back("windows, codec and provenance");
+  const RotationPart& part = set.rotations.begin()->second;
+  const auto is_version_3 = [&](SideOfLayer side) {
+    return format == SetFormat::kPt && std::max(options.pt_version.value_or(0), lowest_pt_version(part, side)) == 3;
+  };
+  const bool keys = is_version_3(&LayerRotation::key), values = is_version_3(&LayerRotation::value);
+  const Json unknown = member(set.origin, "unknown");
+  if (part.has_clip_ratios && !(keys && values)) lost.emplace_back("clip ratios");
+  if (!set.manifest.is_null()) {
+    lost.emplace_back(keys || values ? "windows, recipe and most of the provenance" : "windows, codec and provenance");
+  } else if (!keys && !values && std::count(unknown.begin(), unknown.end(), "codec") == 0) {
+    lost.emplace_back("codec and provenance");
+  }
   if (!set.verification.is_null()) lost.emplace_back("verification");
   return lost;
 }

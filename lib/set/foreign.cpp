@@ -55,6 +55,10 @@ void require_fit(const RotationPart& set, const GgufFile& model, const std::stri
   const std::string architecture = model.text("general.architecture").value_or("");
   const auto blocks = model.number(architecture + ".block_count");
   const auto head_dim = model.number(architecture + ".attention.key_length");
+  if (const Json parts = model.value("split.count"); parts.is_number_integer() && parts > 1) {
+    throw DataError("the file is one of " + parts.dump() + " parts of a model", where,
+                    "merge its parts first, for example by llama.cpp's llama-gguf-split --merge");
+  }
   for (const LayerRotation& layer : set.layers) {
     const bool inside = !blocks || static_cast<std::uint32_t>(layer.layer_id) < *blocks;
     const bool same = !head_dim || static_cast<std::uint32_t>(layer.key.rotation.dim) == *head_dim;

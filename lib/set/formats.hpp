@@ -46,6 +46,10 @@ struct RotationFile {
   bool has_clip_ratios = false;
   /// The one ratio for servers that take no table, with them.
   double clip_scalar = 0;
+  /// Whether version 3 names the codec.
+  bool has_codec = false;
+  /// Grid, group size and scale dtype, as far as version 3 tells them; clip ratios are those of layers.
+  RowCodec codec;
   ModelIdentity model;                                // what version 3 tells, else nothing
   CalibrationData calibration;                        // likewise
   std::vector<std::pair<int, SideTransform>> layers;  // ascending
@@ -57,10 +61,14 @@ struct RotationFile {
 //   eigenvalues f32 [d]}}}
 // Version 2 has rotation [Hkv, d, d] and source_grouping "head". Version 3 adds, where they are not trivial, the read
 // side (q_rotation of keys, o_rotation of values, shaped as rotation) and k_mean ([Hkv, d], or [d] for all heads). Ours
-// also say in calibration.clip_ratio {layer: f64 [1] or [Hkv]} and clip_scalar (one for all) how rows are clipped.
+// also say in calibration.clip_ratio {layer: f64 [1] or [Hkv]} and clip_scalar (one for all) how rows are clipped, and
+// in transform.codec, group_size and scale_dtype how they are quantised.
 
 /// Keys or values: &LayerRotation::key, or &LayerRotation::value.
 using SideOfLayer = SideTransform LayerRotation::*;
+
+/// Returns the lowest version that holds the side.
+[[nodiscard]] int lowest_pt_version(const RotationPart& set, SideOfLayer side);
 
 /// Returns what a .pt file of this side holds; eigenvalues that are not known are left out. version: 0 = the lowest
 /// that holds the side, else 1, 2 or 3. Throws DataError, with `where`, if that cannot hold it.

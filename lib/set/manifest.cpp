@@ -144,14 +144,16 @@ Json summarize_spectrum(const SideTransform& side) {
           {"effective_rank", rank * static_cast<double>(dim) / static_cast<double>(side.eigenvalues.size())}};
 }
 
-Json describe_origin(const RotationPart& set, const std::string& format, const std::vector<fs::path>& files) {
+Json describe_origin(const RotationPart& set, const std::string& format, const std::vector<fs::path>& files,
+                     bool has_codec) {
   Json list = Json::array();
   for (const auto& file : files) {
     list.push_back(
         {{"path", file.filename().string()}, {"sha256", sha256_file(file)}, {"size", regular_file_size(file)}});
   }
   const auto spectra = [&](const auto& layer) { return !layer.key.eigenvalues.empty(); };
-  Json unknown{"recipe", "windows", "codec", "verification"};
+  Json unknown{"recipe", "windows", "verification"};
+  if (!has_codec) unknown.push_back("codec");
   if (set.model.id.empty()) unknown.push_back("model");
   if (set.calibration.tokens == 0) unknown.push_back("calibration");
   if (!set.has_clip_ratios) unknown.push_back("clip_ratios");

@@ -23,9 +23,10 @@ namespace oscar {
 [[nodiscard]] Json list_with_hashes(const std::filesystem::path& folder,
                                     const std::vector<std::filesystem::path>& files);
 
-/// Set::origin of a set that was read from `files`, which say nothing more than `set` holds.
+/// Set::origin of a set that was read from `files`, which say nothing more than `set` holds. has_codec: they name the
+/// codec.
 [[nodiscard]] Json describe_origin(const RotationPart& set, const std::string& format,
-                                   const std::vector<std::filesystem::path>& files);
+                                   const std::vector<std::filesystem::path>& files, bool has_codec = false);
 
 /// `recipe`, with the name "unknown" if it has none.
 [[nodiscard]] Json recipe_of(Json recipe);

@@ -118,6 +118,28 @@ void check_vocabulary(const PtValue& root, const std::string& where) {
   (void)text_or_empty(transform, "recipe", where);
 }
 
+/// Of the names check_vocabulary() has seen to. What the file does not tell stays as it is.
+void take_codec(const PtValue& root, RotationFile& file, const std::string& where) {
+  const PtValue* transform = root.find(std::string("transform"));
+  const std::string grid = text_or_empty(transform, "codec", where);
+  const std::string scale_dtype = text_or_empty(transform, "scale_dtype", where);
+  const std::int64_t group = number_or_zero(transform, "group_size");
+  file.has_codec = !grid.empty();
+  if (file.has_codec) file.codec.grid = grid_from_name(grid);
+  if (!scale_dtype.empty()) file.codec.scale_dtype = dtype_from_name(scale_dtype);
+  for (const auto& [id, side] : file.layers) {
+    if (group == 0 || (group > 0 && side.rotation.dim % group == 0)) continue;
+    fail("groups of " + std::to_string(group) + " channels do not fit layer " + std::to_string(id), where);
+  }
+  file.codec.group_size = static_cast<int>(group);
+  for (const char* name : {"key_levels", "value_levels"}) {
+    const std::int64_t levels = number_or_zero(transform, name);
+    if (levels == 0 || levels == file.codec.levels) continue;
+    fail("the codec has " + std::to_string(levels) + " levels, and sets have " + std::to_string(file.codec.levels),
+         where);
+  }
+}
+
 void read_provenance(const PtValue& root, RotationFile& file, const std::string& where) {
   const PtValue* told = root.find(std::string("calibration"));
   const auto heads = [&](const char* name) {
@@ -133,15 +155,11 @@ void read_provenance(const PtValue& root, RotationFile& file, const std::string&
 }
 
 /// The version to write: the lowest that holds the layers, or a higher one that was asked for.
-std::int64_t choose_version(const RotationPart& set, SideOfLayer side, bool per_head, int asked,
-                            const std::string& where) {
-  const bool extended = std::ranges::any_of(set.layers, [&](const LayerRotation& layer) {
-    return (layer.*side).read_rotation.count > 0 || !(layer.*side).mean.empty();
-  });
-  const int lowest = extended ? 3 : per_head ? 2 : 1;
+std::int64_t choose_version(const RotationPart& set, SideOfLayer side, int asked, const std::string& where) {
+  const int lowest = lowest_pt_version(set, side);
   if (asked == 0 || asked >= lowest) return std::max(asked, lowest);
   throw DataError(std::string("the set has ") +
-                      (extended ? "read sides or means of its own" : "one rotation per head") + ", which version " +
+                      (lowest == 3 ? "read sides or means of its own" : "one rotation per head") + ", which version " +
                       std::to_string(asked) + " cannot hold",
                   where, "ask for version " + std::to_string(lowest));
 }
@@ -186,6 +204,10 @@ RotationPart combine(const RotationFile& keys, const RotationFile& values, const
   part.key_objective = keys.objective, part.value_objective = values.objective;
   part.model = keys.model;
   part.calibration = keys.calibration;
+  if (keys.has_codec == values.has_codec && keys.codec != values.codec) {
+    throw DataError("the key file and the value file have different codecs", where, "use two files of the same fit");
+  }
+  part.key_codec = part.value_codec = values.has_codec ? values.codec : keys.codec;
   part.has_clip_ratios = keys.has_clip_ratios && values.has_clip_ratios;
   part.key_clip_scalar = keys.clip_scalar, part.value_clip_scalar = values.clip_scalar;
   for (std::size_t i = 0; i < keys.layers.size(); ++i) {
@@ -233,7 +255,8 @@ Set read_foreign_files(const fs::path& key_file, const fs::path& value_file) {
   const RotationFile keys = read_rotation_pt(key_file), values = read_rotation_pt(value_file);
   const RotationPart part = combine(keys, values, key_file.parent_path().string());
   Set set = set_of(part);
-  set.origin = describe_origin(part, "pt v" + std::to_string(keys.version), {key_file, value_file});
+  set.origin = describe_origin(part, "pt v" + std::to_string(keys.version), {key_file, value_file},
+                               keys.has_codec || values.has_codec);
   return set;
 }
 
@@ -262,13 +285,24 @@ RotationFile read_rotation_pt(const fs::path& path) {
   const auto twice = std::ranges::adjacent_find(file.layers, {}, [](const auto& layer) { return layer.first; });
   if (twice != file.layers.end()) fail("layer " + std::to_string(twice->first) + " stands twice", path.string());
   take_clip_ratios(root, file, path.string());
+  take_codec(root, file, path.string());
   return file;
+}
+
+int lowest_pt_version(const RotationPart& set, SideOfLayer side) {
+  int lowest = 1;
+  for (const LayerRotation& layer : set.layers) {
+    const SideTransform& own = layer.*side;
+    if (own.read_rotation.count > 0 || !own.mean.empty()) return 3;
+    if (own.rotation.count > 1) lowest = 2;
+  }
+  return lowest;
 }
 
 PtValue side_pt(const RotationPart& set, SideOfLayer side, int asked, const std::string& where) {
   const bool key = side == &LayerRotation::key;
   const bool several = std::ranges::any_of(set.layers, [&](const auto& l) { return (l.*side).rotation.count > 1; });
-  const std::int64_t version = choose_version(set, side, several, asked, where);
+  const std::int64_t version = choose_version(set, side, asked, where);
   const bool per_head = several || version == 2;
   PtDict entries;
   for (const LayerRotation& layer : set.layers) {

@@ -170,6 +170,16 @@ std::vector<std::string> served_names(const RotationPart& set) {
   return names;
 }
 
+/// A server that does not find a file calibrates itself without a word.
+void require_served(const RotationPart& part, const ServedFiles& files, const std::string& server,
+                    const fs::path& folder) {
+  for (const std::string& name : served_names(part)) {
+    if (files.contains(name)) continue;
+    throw DataError("the set has no .pt files for " + server, (folder / name).string(),
+                    "convert it with --format pt,h5");
+  }
+}
+
 }  // namespace
 
 std::string key_pt_name(const RotationPart& set) { return "k_rotation_" + set.key_objective + ".pt"; }
@@ -245,6 +255,7 @@ ServerSettings server_settings(const Set& set, const std::string& server, const 
   const Reader& reader = reader_from_name(name, "--for");
   const RotationPart& part = set.rotations.at(own->second);
   const ServedFiles files = served_files(set, own->second);
+  if (!is_llama_cpp(reader)) require_served(part, files, name, folder / folder_of_part(own->second));
   ServerSettings settings{name,
                           own->second,
                           recorded_verdict(set.manifest, name),

@@ -44,7 +44,7 @@ struct ServerSettings {
 };
 /// Returns how a server is told of its part of a set that lies in `folder`. server: sglang, sglang-v1 or llamacpp;
 /// empty: the first of these that the set has a part for. Throws UsageError for other readers, and DataError, with the
-/// reason, for a set without a part for the server, or with one that it cannot use.
+/// reason, for a set without a part for the server, with one that it cannot use, or without the files that it loads.
 [[nodiscard]] ServerSettings server_settings(const Set& set, const std::string& server,
                                              const std::filesystem::path& folder);
 

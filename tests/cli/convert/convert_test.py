@@ -147,7 +147,7 @@ class ConvertTest(unittest.TestCase):
         manifest = json.loads((self.folder / "set/manifest.json").read_text())
         self.assertEqual(manifest["model"]["id"], "qwen3-2m")
         self.assertEqual(manifest["origin"]["format"], "pt v3")
-        self.assertEqual(set(manifest["origin"]["unknown"]), {"recipe", "windows", "codec", "verification"})
+        self.assertEqual(set(manifest["origin"]["unknown"]), {"recipe", "windows", "verification"})
         scalar = json.loads((SAMPLE / "manifest.json").read_text())["parts"]["rotations"]["codec"]["clip_scalar"]["key"]
         self.assertIn(f"K_CLIP_RATIO={scalar}\n", (self.folder / "set/serve.env").read_text())
         # Version 1 has no place for clip ratios.
@@ -156,11 +156,38 @@ class ConvertTest(unittest.TestCase):
         self.assertIn("clip_ratios", unknown)
         self.assertIn("published ones", (self.folder / "older/serve.env").read_text())
 
-    def make_model(self, blocks=LAYERS, head_dim=HEAD_DIM):
+    def test_pt_version_3_tells_the_codec(self):
+        torch = need("torch")
+        self.assertEqual(self.convert(SAMPLE, "bare", "--to", "pt", "--pt-version", 3),
+                         [OF_ALL, "covariances", "windows, recipe and most of the provenance"])
+
+        def tell(name, **fields):
+            file = torch.load(self.folder / "bare" / name, weights_only=True)
+            file["transform"].update(fields)
+            torch.save(file, self.folder / "bare" / name)
+
+        told = {"scale_dtype": "float16", "group_size": 128}
+        for name in (KEYS, VALUES):
+            tell(name, codec="lloyd-max", **told)
+        self.convert("bare", "set")
+        manifest = json.loads((self.folder / "set/manifest.json").read_text())
+        codec = manifest["parts"]["rotations"]["codec"]
+        self.assertEqual({**codec, **told, "name": "lloyd-max"}, codec)
+        self.assertNotIn("codec", manifest["origin"]["unknown"])
+        self.assertEqual(self.convert("bare", "v1", "--to", "pt", "--pt-version", 1), ["clip ratios", "codec and provenance"])
+        tell(VALUES, group_size=64)
+        self.refuse(1, "have different codecs", "bare", "x")
+        tell(VALUES, group_size=48)
+        self.refuse(1, "groups of 48 channels do not fit layer 0", "bare", "x")
+        tell(VALUES, group_size=128, value_levels=8)
+        self.refuse(1, "the codec has 8 levels, and sets have 4", "bare", "x")
+
+    def make_model(self, blocks=LAYERS, head_dim=HEAD_DIM, parts=0):
         gguf, numpy = need("gguf"), need("numpy")
         writer = gguf.GGUFWriter(self.folder / "model.gguf", "qwen3")
         writer.add_block_count(blocks)
         writer.add_key_length(head_dim)
+        writer.add_uint16("split.count", parts)  # 0: merged
         writer.add_array("tokenizer.ggml.tokens", ["a", "bc", "ü"])
         random = numpy.random.default_rng(1)
         writer.add_tensor("token_embd.weight", random.standard_normal((3, 96), dtype=numpy.float32))
@@ -205,6 +232,8 @@ class ConvertTest(unittest.TestCase):
         self.refuse(1, "the model has 2 layers, the set has layer 2", SAMPLE, "x.gguf", "--into", "model.gguf")
         self.make_model(head_dim=64)
         self.refuse(1, "the model has head_dim 64, the set has 128", SAMPLE, "x.gguf", "--into", "model.gguf")
+        self.make_model(parts=2)
+        self.refuse(1, "llama-gguf-split --merge", SAMPLE, "x.gguf", "--into", "model.gguf")
         self.refuse(2, "--into MODEL.gguf", SAMPLE, "x.gguf")
         self.refuse(2, "must lie on a disk", SAMPLE, "x.gguf", "--into", "https://127.0.0.1:1/model.gguf")
 
@@ -224,6 +253,8 @@ class ConvertTest(unittest.TestCase):
         self.assertTrue(torch.equal(fifth["mean"], torch.arange(64.0)))
         self.convert("mla", "set")
         self.assert_sound("set")
+        self.convert("mla", "unserved", "--format", "h5")
+        self.assertIn("no .pt files for sglang", self.oscar("serve-env", "unserved", exit_code=1).stderr)
         self.refuse(1, "what llama.cpp cannot use", "mla", "x.gguf", "--into", "mla/layer_0.pt")
         self.refuse(1, "which version 1 cannot hold", "mla", "x", "--to", "pt", "--pt-version", "1")
         self.refuse(1, "an MLA cache has one row for all", SAMPLE, "x", "--to", "mla")
