@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <random>
 #include <thread>
 
 #include "base/errors.hpp"
@@ -241,7 +242,10 @@ void AtomicFile::copy_into_target() const {
 }
 
 fs::path sibling(const fs::path& target, const char* role) {
-  return target.parent_path() / ("." + target.filename().string() + "." + role + "." + std::to_string(::getpid()));
+  std::random_device random;  // in containers that share a folder, every process may have the same id
+  const std::uint64_t number = std::uint64_t{random()} << 32U | random();
+  return target.parent_path() / ("." + target.filename().string() + "." + role + "." + std::to_string(::getpid()) +
+                                 "." + std::to_string(number));
 }
 
 void create_parent(const fs::path& target) {

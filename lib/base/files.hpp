@@ -118,7 +118,8 @@ class AtomicFile {
   bool committed_ = false;
 };
 
-/// Returns ".<name>.<role>.<process id>" in the folder of `target`, where something is made before it gets that name.
+/// Returns ".<name>.<role>.<process id>.<random number>" in the folder of `target`, where something is made before it
+/// gets that name.
 [[nodiscard]] std::filesystem::path sibling(const std::filesystem::path& target, const char* role);
 /// Makes the folder of `target`, and those above. Throws IoError.
 void create_parent(const std::filesystem::path& target);

@@ -9,7 +9,7 @@ namespace {
 
 constexpr const char* kRecord = "fit.json";
 
-/// "fit.json" of ".fit.json.part.123", too: half a file, of a process that was killed.
+/// "fit.json" of ".fit.json.part.1.23", too: half a file, of a process that was killed.
 std::string whole_name(const fs::path& file) {
   const std::string name = file.filename().string();
   const std::size_t end = name.rfind(".part.");

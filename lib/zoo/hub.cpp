@@ -115,6 +115,10 @@ void HubStore::put_text(const std::string& path, const std::string& text) {
   operations_.push_back(text_operation(path, text));
 }
 
+void HubStore::remove(const std::string& path) {
+  operations_.push_back({{"key", "deletedFile"}, {"value", {{"path", in_repository(path)}}}});
+}
+
 bool HubStore::commit(const std::string& path, const std::string& text, const std::string& parent) {
   const Json header{{"summary", "oscar publish"}, {"description", ""}, {"parentCommit", parent}};
   std::string lines = Json{{"key", "header"}, {"value", header}}.dump() + "\n";

@@ -42,6 +42,8 @@ class HubStore {
   void put(const std::string& path, const std::filesystem::path& file, const FileDigest& digest);
   /// The same for a text of at most kMaxDocumentBytes.
   void put_text(const std::string& path, const std::string& text);
+  /// Removes a file that is there with the next commit.
+  void remove(const std::string& path);
   /// Commits everything that was put, and this document, on top of `parent`. False: another commit was faster.
   [[nodiscard]] bool commit(const std::string& path, const std::string& text, const std::string& parent);
   /// Names a resource in messages.

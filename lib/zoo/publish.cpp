@@ -14,6 +14,7 @@
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/sha256.hpp"
+#include "base/text.hpp"
 #include "set/manifest.hpp"
 #include "set/set.hpp"
 #include "zoo/cache.hpp"
@@ -110,19 +111,6 @@ ZooIndex index_or_empty(const fs::path& zoo) {
   return fs::exists(path) ? ZooIndex(read_text(path), path.string()) : ZooIndex();
 }
 
-/// signature.json for the zoo: with the signatures that the set, or its copy there, has already; empty if nobody
-/// signed.
-std::string signature_of(const PublishOptions& options, const SetManifest& manifest, const std::string& published) {
-  std::string existing;
-  const fs::path own = options.set / kSignatureName;
-  for (const std::string& text : {fs::exists(own) ? read_text(own) : std::string(), published}) {
-    if (existing.empty() && !text.empty() && is_signature_for(text, manifest.sha256)) existing = text;
-  }
-  if (!options.sign.empty()) return sign_manifest(manifest.text, options.sign, existing);
-  if (!existing.empty()) (void)check_signatures(manifest.text, existing, kSignatureName);
-  return existing;
-}
-
 /// What is to be published, and the rules about it, wherever it goes.
 struct ToPublish {
   const PublishOptions& options;
@@ -159,6 +147,27 @@ struct ToPublish {
     }
   }
 
+  /// signature.json for the zoo: with the signatures that the set has, and those of its copy there, whose
+  /// signature.json is `published`; empty if nobody signed.
+  [[nodiscard]] std::string signature(const std::string& published, const std::string& where) const {
+    std::string both;
+    try {
+      both = good_signatures(published, where);
+    } catch (const DataError& error) {
+      status.warning("the signatures in the zoo's " + where + " count as absent: " + error.what());
+    }
+    const fs::path own = options.set / kSignatureName;
+    if (fs::exists(own)) both = merged_signatures(both, good_signatures(read_text(own), own.string()));
+    return options.sign.empty() ? both : sign_manifest(manifest.text, options.sign, both);
+  }
+
+  /// A signature.json, or nothing if it is about another manifest. Throws DataError if it is not good.
+  [[nodiscard]] std::string good_signatures(const std::string& text, const std::string& where) const {
+    if (text.empty() || !is_signature_for(text, manifest.sha256)) return "";
+    (void)check_signatures(manifest.text, text, where);
+    return text;
+  }
+
   [[nodiscard]] ZooEntry entry(const std::string& signature) const {
     ZooEntry made = make_entry(name, manifest, !why_forced(manifest.document).empty());
     if (signature.empty()) return made;
@@ -168,6 +177,15 @@ struct ToPublish {
     return made;
   }
 };
+
+/// The text of index.json. Throws DataError if no pull would read it.
+std::string text_of(const ZooIndex& index, const std::string& where) {
+  std::string text = json_text(index.document());
+  if (text.size() <= kMaxDocumentBytes) return text;
+  throw DataError("the zoo's index would have " + plural(text.size(), "byte") + ", and pull reads no more than " +
+                      std::to_string(kMaxDocumentBytes),
+                  where, "start another zoo");
+}
 
 void copy_set(const ToPublish& publication, const fs::path& target, const std::string& signature) {
   AtomicFolder folder(target, replaceable_set(true));
@@ -187,19 +205,20 @@ PublishResult publish_to_folder(const ToPublish& publication, const fs::path& zo
   const Descriptor lock = lock_zoo(zoo, publication.status);
   ZooIndex index = index_or_empty(zoo);
   const auto before = index.find(publication.name);
-  const fs::path target = zoo / publication.folder();
-  if (publication.is_in(before) && find_set(target, publication.manifest.sha256) && publication.options.sign.empty()) {
+  const fs::path target = zoo / publication.folder(), signed_copy = target / kSignatureName;
+  const std::string published = fs::exists(signed_copy) ? read_text(signed_copy) : "";
+  const std::string signature = publication.signature(published, signed_copy.string());
+  if (publication.is_in(before) && find_set(target, publication.manifest.sha256) && signature == published &&
+      publication.options.sign.empty()) {
     publication.status.notice("the zoo has exactly this set already: " + publication.name.text());
     return {publication.name.text(), target, *before, false};
   }
   publication.require_allowed(before, target.string());
-  const fs::path signed_copy = target / kSignatureName;
-  const std::string signature =
-      signature_of(publication.options, publication.manifest, fs::exists(signed_copy) ? read_text(signed_copy) : "");
-  copy_set(publication, target, signature);
   const ZooEntry entry = publication.entry(signature);
   index.put(entry);
-  write_json(zoo / kIndexName, index.document());
+  const std::string text = text_of(index, (zoo / kIndexName).string());
+  copy_set(publication, target, signature);
+  write_file(zoo / kIndexName, text);
   return {publication.name.text(), target, entry, true};
 }
 
@@ -227,21 +246,26 @@ ZooIndex read_index(const HubStore& hub, const StoredDocument& found) {
 PublishResult publish_to_hub(const ToPublish& publication, HubStore& hub) {
   const SetName& name = publication.name;
   const std::string where = hub.where(publication.folder());
-  const auto before = read_index(hub, hub.read(kIndexName)).find(name);
-  if (publication.is_in(before) && publication.options.sign.empty()) {
+  const std::string signed_copy = join_path(publication.folder(), kSignatureName);
+  ZooIndex first = read_index(hub, hub.read(kIndexName));
+  const auto before = first.find(name);
+  const std::string published = hub.read(signed_copy).text;
+  const std::string signature = publication.signature(published, hub.where(signed_copy));
+  if (publication.is_in(before) && signature == published && publication.options.sign.empty()) {
     publication.status.notice("the zoo has exactly this set already: " + name.text());
     return {name.text(), where, *before, false};
   }
   publication.require_allowed(before, where);
-  const std::string published = hub.read(join_path(publication.folder(), kSignatureName)).text;
-  const std::string signature = signature_of(publication.options, publication.manifest, published);
-  upload_set(publication, signature, hub);
   const ZooEntry entry = publication.entry(signature);
+  first.put(entry);
+  (void)text_of(first, hub.where(kIndexName));  // too large: that is told before anything is sent
+  upload_set(publication, signature, hub);
+  if (signature.empty() && !published.empty()) hub.remove(signed_copy);
   for (int attempt = 0; attempt < kMaxConflicts; ++attempt) {
     const StoredDocument found = hub.read(kIndexName);  // anew: uploading took its time
     ZooIndex index = read_index(hub, found);
     index.put(entry);
-    if (hub.commit(kIndexName, index.document().dump(1) + "\n", found.commit)) {
+    if (hub.commit(kIndexName, text_of(index, hub.where(kIndexName)), found.commit)) {
       return {name.text(), where, entry, true};
     }
     publication.status.detail("somebody else changed the repository; reading its index again");

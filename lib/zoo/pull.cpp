@@ -170,7 +170,7 @@ class Pull {
     return deliver(parse_set_manifest(std::move(text), transport->where(manifest)), source);
   }
 
-  /// Files of others: fetched as they are, made a set, and kept by that set's manifest.
+  /// Files of others: fetched as they are, made a set, and known by that set's manifest.
   PullResult deliver_foreign(const HubAddress& address, const std::vector<FileDigest>& files, const Source& source) {
     if (options_.trust.needed()) {
       throw DataError("the files of this folder are not signed", address.text(),
@@ -187,12 +187,14 @@ class Pull {
     examine(made);
     const SetManifest manifest = read_set_manifest(made);
     status_.notice("made a set of files that are not ours; its manifest says what they do not tell");
-    place_folder(made, cache_.set_folder(manifest.sha256));
-    std::error_code ignored;
-    fs::remove_all(partial, ignored);
-    if (!options_.out) cache_.remember(zoo_.text(), asked_, manifest.sha256);
-    PullResult delivered = deliver_cached(manifest);
+    if (!options_.out) {
+      place_folder(made, cache_.set_folder(manifest.sha256));
+      cache_.remember(zoo_.text(), asked_, manifest.sha256);
+    }
+    PullResult delivered = deliver_from(options_.out ? made : cache_.set_folder(manifest.sha256), manifest);
     delivered.fetched = true;
+    std::error_code ignored;
+    for (const fs::path& done : {partial, made}) fs::remove_all(done, ignored);
     return delivered;
   }
 
@@ -268,8 +270,12 @@ class Pull {
   }
 
   PullResult deliver_cached(const SetManifest& manifest) {
+    return deliver_from(cache_.set_folder(manifest.sha256), manifest);
+  }
+
+  /// A set that is on this machine.
+  PullResult deliver_from(const fs::path& folder, const SetManifest& manifest) {
     require_size(manifest.total_size);
-    const fs::path folder = cache_.set_folder(manifest.sha256);
     if (!options_.out) return result(folder, manifest, false);
     const auto transport = make_folder_transport(folder);
     return deliver_to_out(manifest, {*transport, ""}, false);

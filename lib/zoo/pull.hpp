@@ -4,7 +4,7 @@
 // again; a zoo in a folder is asked every time. ORG/MODEL@sha256:HEX is answered from the cache whenever it is there.
 // hf://ORG/REPO/FOLDER[@REVISION] is a folder on the Hugging Face Hub: a set of ours as it is, rotation files of others
 // as a set whose manifest says what is known. A pull that was cut off goes on where it was.
-// Cached files are checked by the manifest's hash and by their sizes; whoever reads the set checks their hashes.
+// Each pull hashes a cached set's manifest and all its files; a damaged set is fetched anew.
 #pragma once
 
 #include <cstdint>

@@ -182,7 +182,8 @@ std::string to_base64(std::string_view bytes) {
 
 bool is_signature_for(const std::string& signature_json, const std::string& manifest_sha256) {
   const Json document = parse_json(signature_json, kSignatureName);
-  return text_member(document, "schema") == kSchema && text_member(document, "manifest_sha256") == manifest_sha256;
+  validate_json(document, kSchema, kSignatureName);
+  return text_member(document, "manifest_sha256") == manifest_sha256;
 }
 
 PublicKey read_public_key(const std::filesystem::path& path) { return public_part(read_key(path, false)); }
@@ -207,6 +208,19 @@ std::string sign_manifest(std::string_view manifest, const std::filesystem::path
   signatures.push_back({{"key", own}, {"signature", to_base64(signature)}});
   const Json document{{"schema", kSchema}, {"manifest_sha256", digest}, {"signatures", std::move(signatures)}};
   return document.dump(1) + "\n";
+}
+
+std::string merged_signatures(const std::string& first, const std::string& second) {
+  if (first.empty() || second.empty()) return first + second;
+  Json document = parse_json(first, kSignatureName);
+  const Json more = parse_json(second, kSignatureName);
+  Json& signatures = document.at("signatures");
+  const std::size_t before = signatures.size();
+  for (const Json& other : more.at("signatures")) {
+    const auto same = [&](const Json& known) { return known.at("key") == other.at("key"); };
+    if (std::ranges::none_of(signatures, same)) signatures.push_back(other);
+  }
+  return signatures.size() == before ? first : json_text(document);
 }
 
 std::vector<PublicKey> check_signatures(std::string_view manifest, const std::string& signature_json,

@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import os
+import secrets
 import shlex
 import shutil
 from collections.abc import Iterable, Sequence
@@ -160,7 +161,7 @@ class Rows:
         """Under its name only when it is whole."""
         import torch
 
-        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+        partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}.partial")
         try:
             with partial.open("xb") as file:
                 torch.save(content, file)

@@ -50,6 +50,12 @@ class HubTest(ZooTest):
         self.assertEqual(self.pull(hub, f"hf://{REPOSITORY}/{FOLDER}", "--out", self.out, "--offline").returncode, 0)
         self.assertEqual(read_folder(self.out), read_folder(folder))
 
+    def test_with_a_folder_of_ones_own_the_cache_keeps_nothing(self):
+        with Hub(REPOSITORY, self.zoo_of_pickles()) as hub:
+            done = self.pull(hub, f"hf://{REPOSITORY}/{FOLDER}", "--out", self.out)
+        self.assertEqual((done.returncode, (self.out / KEYS).read_bytes()), (0, (SAMPLE / KEYS).read_bytes()), done.stderr)
+        self.assertEqual([path for path in read_folder(self.cache) if not path.startswith("locks/")], [])
+
     def test_a_folder_of_several_pairs_asks_which(self):
         shared = self.zoo_of_pickles()
         per_head = {f"{FOLDER}/{side}_rotation_perhead.pt": shared[f"{FOLDER}/{name}"] for side, name in (("k", KEYS), ("v", VALUES))}
@@ -214,6 +220,9 @@ class HubTest(ZooTest):
             for name in ("first", "second"):
                 self.published_at(hub, NAME, "--sign", self.key(name)[0])
             self.assertEqual(len(json.loads(hub.files[f"{NAME}/latest/signature.json"])["signatures"]), 2)
+            hub.files[f"{NAME}/latest/signature.json"] = b"{"  # broken: publishing again repairs it
+            self.assertIn("count as absent", self.published_at(hub).stderr)
+            self.assertNotIn(f"{NAME}/latest/signature.json", hub.files)
 
     def test_what_is_refused_is_told_and_changes_nothing(self):
         with WritableHub(REPOSITORY, {}, token=SECRET) as hub:
@@ -228,6 +237,13 @@ class HubTest(ZooTest):
             (self.folder / "set-1/serve.env").write_text("A=2\n")
             self.fail_with(1, "it was written", "publish", "set-1", "--zoo", f"hf://{REPOSITORY}", "--name", NAME, env=env)
             self.assertEqual((hub.files, hub.commits), ({}, 0))
+
+    def test_an_index_that_no_pull_would_read_is_not_written(self):
+        index = json.dumps({"schema": "oscar.zoo_index.v1", "entries": [], "motto": "x" * ((8 << 20) - 500)}).encode()
+        with WritableHub(REPOSITORY, {"index.json": index}, token=SECRET) as hub:
+            done = self.publish(hub)
+            self.assertEqual((done.returncode, "start another zoo" in done.stderr), (1, True), done.stderr)
+            self.assertEqual((hub.stored, hub.commits), ({}, 0))
 
     def test_what_lets_into_a_storage_does_not_go_on_to_another(self):
         hub, first = WritableHub(REPOSITORY, {}, token=SECRET), []

@@ -383,6 +383,8 @@ class WritableHub(Hub):
                 self.files[value["path"]] = base64.b64decode(value["content"], validate=True)
             elif line["key"] == "lfsFile":
                 self.files[value["path"]] = self.stored[value["oid"]]
+            elif line["key"] == "deletedFile":
+                del self.files[value["path"]]
         self.commits += 1
         self.reply_json(request, {"commitOid": self.commit, "commitUrl": f"{self.url}/{self.repository}/commit/{self.commit}", "success": True})
 

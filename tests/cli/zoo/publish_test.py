@@ -92,6 +92,17 @@ class PublishTest(ZooTest):
         self.fail_with(1, "index.json", "publish", "set", "--zoo", self.zoo, "--name", NAME)
         self.assertEqual((self.zoo / "index.json").read_text(), "{")
 
+    def test_an_index_that_no_pull_would_read_is_not_written(self):
+        self.published()
+        index = json.dumps({**self.index(), "motto": "x" * ((8 << 20) - 2000)})
+        (self.zoo / "index.json").write_text(index)
+        make_set(self.folder / "set", 2)
+        self.fail_with(1, ["index would have 8", "no more than 8388608", "index.json", "start another zoo"],
+                       "publish", "set", "--zoo", self.zoo, "--name", "test/more")
+        self.assertFalse((self.zoo / "test/more").exists())
+        self.assertEqual((self.zoo / "index.json").read_text(), index)
+        self.succeed("pull", NAME, "--zoo", self.zoo)
+
     def test_an_index_of_others_keeps_its_members_and_has_each_name_once(self):
         for seed, name in ((1, "b/b:x"), (2, "a/a:x"), (3, "a/a:y")):
             self.published(seed, name=name)

@@ -94,6 +94,31 @@ class TrustTest(ZooTest):
         self.assertNotIn("signed_by", self.entry())
         self.assertFalse((self.zoo / SIGNATURE).exists())
 
+    def signers(self, zoo):
+        return [signature["key"] for signature in json.loads((zoo / SIGNATURE).read_text())["signatures"]]
+
+    def test_signatures_of_a_set_join_those_of_its_copy_and_broken_ones_do_not_stay(self):
+        self.publish(self.key()[0])
+        publish = ("publish", "set-1", "--name", NAME, "--zoo")
+        self.succeed(*publish, "other", "--sign", self.key("second")[0])
+        own = self.folder / "set-1/signature.json"
+        own.write_bytes((self.folder / "other" / SIGNATURE).read_bytes())
+        both = self.signers(self.zoo) + self.signers(self.folder / "other")
+        self.assertNotIn("already", self.succeed(*publish, "zoo").stderr)
+        self.assertEqual((self.signers(self.zoo), self.entry()["signed_by"]), (both, both))
+        self.assertIn("already", self.succeed(*publish, "zoo").stderr)
+        self.succeed(*publish, "zoo", "--sign", self.key("third")[0])
+        self.assertEqual(self.signers(self.zoo)[:2], both)
+        self.assertEqual(len(self.signers(self.zoo)), 3)
+        for broken in ("{", "{}"):
+            (self.zoo / SIGNATURE).write_text(broken)
+            self.assertIn("count as absent", self.succeed(*publish, "zoo").stderr)
+            self.assertEqual((self.signers(self.zoo), self.entry()["signed_by"]), (both[1:], both[1:]))
+        own.unlink()
+        (self.zoo / SIGNATURE).write_text("{")
+        self.succeed(*publish, "zoo")
+        self.assertFalse((self.zoo / SIGNATURE).exists())
+
     def test_keys_that_cannot_sign_are_told_before_anything_is_written(self):
         private, public = self.key()
         locked, rsa = self.folder / "locked.pem", self.folder / "rsa.pem"

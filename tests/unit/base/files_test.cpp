@@ -34,6 +34,18 @@ TEST_CASE("a file that is not committed is never seen") {
   CHECK(list_files(folder.path()).empty());
 }
 
+TEST_CASE("writers of one file do not meet, although their processes have the same id, as in containers") {
+  const test::TemporaryFolder folder;
+  AtomicFile first(folder / "x"), second(folder / "x");
+  write_unsynced(first.temporary_path(), "first");
+  write_unsynced(second.temporary_path(), "second");
+  first.commit();
+  CHECK(read_text(folder / "x") == "first");
+  second.commit();
+  CHECK(read_text(folder / "x") == "second");
+  CHECK(list_files(folder.path()) == std::vector<fs::path>{"x"});
+}
+
 TEST_CASE("of many writers of a folder, one writes at a time") {
   const test::TemporaryFolder folder;
   std::atomic<int> inside = 0, overlaps = 0, turns = 0;

@@ -43,7 +43,7 @@ TEST_CASE("a fit that was killed before it kept anything is begun anew, and what
   Status status;
   const fs::path own = folder / "s.partial";
   fs::create_directories(own);
-  write_file(own / ".fit.json.part.1", "{");
+  write_file(sibling(own / "fit.json", "part"), "{");
   CHECK_NOTHROW(PartialFolder(own, with_layers("a", "b"), status));
   PartialFolder::remove(own);
   CHECK_FALSE(fs::exists(own));
