@@ -390,13 +390,16 @@ std::unique_ptr<QkvSource> open_dump(const fs::path& folder, const SourceLimits&
 
 std::map<int, std::string> fingerprint_layers(const fs::path& dump, std::span<const int> layer_ids) {
   std::vector<std::vector<fs::path>> files(layer_ids.size());
-  for (const fs::path& file : list_files(dump)) {
+  for (const auto& entry : fs::recursive_directory_iterator(dump, fs::directory_options::follow_directory_symlink)) {
+    if (!entry.is_regular_file()) continue;
+    const fs::path file = entry.path().lexically_relative(dump);  // folders of layers may be links
     const int own = layer_of(file);
     const bool all = file.string().starts_with(kRowsOfRank);
     for (std::size_t i = 0; i < files.size(); ++i) {
       if (all || layer_ids[i] == own) files[i].push_back(file);
     }
   }
+  for (std::vector<fs::path>& of_layer : files) std::sort(of_layer.begin(), of_layer.end());
   std::vector<std::string> prints(layer_ids.size());
   parallel_for(prints.size(), [&](std::size_t i) { prints[i] = fingerprint_files(dump, files[i]); });
   std::map<int, std::string> all;

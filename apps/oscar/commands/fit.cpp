@@ -170,8 +170,7 @@ void add_recipe_options(CLI::App& app, FitCommand& command) {
   option(recipe, "--context", fit.context,
          "Coded cache, with --model: the longest text that will be served, over whose positions the calibration is "
          "spread; 0 = the model's context")
-      ->check(kNonNegative)
-      ->type_name("TOKENS");
+      ->check(kNonNegative);
   option(recipe, "--clip", fit.clip, "Rotations: auto (fitted per layer), off, or two ratios K,V");
   app.add_flag("--center,!--no-center", fit.center,
                "Recipes oscar, stretch: subtract each head's mean key from every key")
@@ -187,7 +186,7 @@ void add_recipe_options(CLI::App& app, FitCommand& command) {
          "Rotations: a fitted ratio per layer; or, of keys, per head")
       ->type_name("layer|head");
   option(details, "--stretch-power", fit.stretch_power,
-         "Recipe stretch: 1 = the best linear transform, 0 = a rotation");
+         "Recipe stretch: 1 = the best linear transform; the nearer to 0, the more a rotation");
   option(details, "--stretch-lambda", fit.stretch_lambda,
          "Recipe stretch: part of the mean eigenvalue added to both moments");
   option(details, "--seed", fit.clip_fit.seed, "Seed of the clip fit's sample")->check(kNonNegative);

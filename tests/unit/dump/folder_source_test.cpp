@@ -55,6 +55,16 @@ TEST_CASE("a layer's fingerprint is of all of its files' names, sizes and ends, 
   CHECK(changes());
 }
 
+TEST_CASE("links to layers have the fingerprints of what they lead to") {
+  const test::TemporaryFolder folder, links;
+  write_layers(folder.path());
+  for (const int layer : kLayers) {
+    const std::string name = "layer_" + std::to_string(layer);
+    fs::create_directory_symlink(folder / name, links / name);
+  }
+  CHECK(fingerprint_layers(links.path(), kLayers) == fingerprint_layers(folder.path(), kLayers));
+}
+
 TEST_CASE("layers of ranks have fingerprints too, and a layer without files has none") {
   const test::TemporaryFolder folder;
   write_file(folder / "layer_3_rank0.pt", "a");
