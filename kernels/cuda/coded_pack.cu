@@ -94,9 +94,9 @@ __global__ void __launch_bounds__(CodedPackPlaces<kDim, kRotate>::kWarps* kWarp,
   const auto& scales = *reinterpret_cast<const CodedPackScales*>(shared + Shared::kTable);
   copy_whole(target + Shared::kTable, &table->scales, sizeof(CodedPackScales));
   copy_whole(target + Shared::kSide, &table->side[value_side * heads + head], sizeof(CodedPackSide));
+  follow_previous_launch();
   if constexpr (kRotate) copy_rotation<kDim>(rows, head, target + Shared::kRotation);
   commit_copies();
-  follow_previous_launch();
   const int step = static_cast<int>(gridDim.x) * Shared::kWarps * kCodedPackTokens;
   int first = (warp * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x)) * kCodedPackTokens;
   if (first < p.args.num_tokens) tile.copy(first, p.args.num_tokens);

@@ -16,7 +16,7 @@ namespace oscar::cuda {
 struct SplitRule {
   int warps;           // of a block
   int history_pieces;  // into which a long history is cut at most
-  int short_pieces;    // into which a history is cut if they then have no more than least_tokens
+  int short_pieces;    // into which a history is cut at most if they then have no more than least_tokens
   int least_tokens;    // of a piece of a longer history
   int window_pieces;
 
@@ -25,14 +25,15 @@ struct SplitRule {
   /// Returns the rule for `units` sequences times KV heads. Few leave no multiprocessor idle only if they are cut
   /// finely; many do not need that, and what a block costs besides its tokens then is the smaller part.
   /// All pieces of a single sequence find room at once, since a second round of blocks would only begin when the first
-  /// ends; its window is one of them. So do those of many short histories. Where keys turn, blocks are large, for their
-  /// warps share much.
+  /// ends; its window is one of them. Many short histories are cut into no more pieces than find room, unless they are
+  /// more themselves; a long one among them is cut, so that others need not wait for it long. Where keys turn, blocks
+  /// are large, for their warps share much.
   /// warps_at_once: how many a multiprocessor has registers for, 8 or 16; turns: whether keys turn.
   static SplitRule of(std::int64_t units, int num_kv_heads, int warps_at_once, bool turns = false) {
     const bool many = units >= 64;
     SplitRule rule{};
     rule.warps = many && !turns ? 4 : 8;
-    rule.least_tokens = !many ? 512 : turns ? 16384 : 4096;
+    rule.least_tokens = !many ? 512 : turns ? 8192 : 4096;
     rule.window_pieces = many && units < 256 && warps_at_once == 16 ? kMostWindowPieces : 1;
     const int places = 132 * warps_at_once / rule.warps;  // of blocks on an H100
     rule.history_pieces = std::clamp(places / num_kv_heads - rule.window_pieces, 1, kMostPieces);

@@ -21,7 +21,7 @@ run_tests() {
     || printf 'gpu/test: %s: ctest ended with status %s\n' "$part" $? >&2
 }
 
-kernels() { run_tests kernels 150 -L cuda; }
+kernels() { run_tests kernels 240 -L cuda; }
 
 suite() { OSCAR_DEVICE=cuda OSCAR_MODEL_DTYPE=float32 run_tests suite 330 -LE '^(cuda|install)$'; }
 
@@ -43,9 +43,7 @@ sanitizers() {
     watch "$i" "$program" "--test-case=${names[$i]//,/?}"
   done
   export OSCAR_TEST_DEVICE=cuda OSCAR_TORCH_LIBRARY=$build/liboscar_torch.so
-  for name in operators coded_operators; do
-    watch "$name" --kernel-regex kns=oscar "$source/.venv/bin/python" -B "$source/tests/conformance/${name}_test.py" -k test_small
-  done
+  watch coded_operators --kernel-regex kns=oscar "$source/.venv/bin/python" -B "$source/tests/conformance/coded_operators_test.py" -k test_small
   wait
 }
 

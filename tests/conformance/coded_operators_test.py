@@ -241,8 +241,8 @@ class CodedTest(OperatorTest):
 
     @each({"dim": dim, "per_head": per_head, "peak": peak} for dim in (64, 128) for per_head in (1, 4, 6) for peak in (1, 24))
     def test_scales_far_apart(self, **shape):
-        """Where nearly all weight goes to a token whose values are smaller than others of its step, weights as integers of two bytes leave out up
-        to 2^-16 of the largest product of a weight and a scale for each of 64 tokens: here 2^-8 of what that token adds."""
+        """Weights times scales are integers of two bytes up to four query heads: what rounding leaves out of each of a step's 64 tokens is up to
+        2^-17 of the highest weight times the highest scale, which is some 2^-8 of a token with all weight and a scale 2^-6 as high."""
         cache = CodedCache(DEVICE, lengths="700 64 9", most=3, **shape)
         cache.fill(least=44)
         self.check_attention(cache, cache.attend(), more=2**-8)

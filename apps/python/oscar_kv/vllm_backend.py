@@ -13,8 +13,7 @@ are read a request at a time, on any device, in pieces of bounded size (chunk_at
 of linear attention or Mamba keep vLLM's states, in blocks as large as those of tokens. Non-goals, refused: ALiBi, more ranks than KV heads.
 """
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from math import gcd
@@ -309,19 +308,18 @@ def _report(layers: dict[str, Any], windows: WindowBlocks) -> None:
          f"{windows.entries} blocks of {windows.block_size} tokens; decode steps by {', '.join(sorted({each.path for each in slots}))}")
 
 
-@contextmanager
-def _beside(step: PackedMetadata, device: torch.device) -> Iterator[Callable[[], None]]:
-    """What a step packs within, and what to call before that is read. In graphs of decode steps it is packed beside attention, which does
-    not read it: a request's new tokens are exact in its window. So is what one request writes and another finds in the same step: the last
-    block that it finds. For vLLM drops blocks behind others first, and would have found an older one with the same tokens."""
-    recent = packed_set().windows[1]
-    if device.type != "cuda" or step.requests or recent <= MOST_NEW or not torch.cuda.is_current_stream_capturing():
-        yield lambda: None
-        return
-    here, side = torch.cuda.current_stream(), _side_stream(device)
-    side.wait_stream(here)
-    with torch.cuda.stream(side):
-        yield lambda: here.wait_stream(side)
+def _beside(step: PackedMetadata, kv_cache: Tensor) -> Any:
+    """A stream in which a step's tokens are packed beside its attention, from here on: in graphs of decode steps, where attention reads
+    nothing packed that the step writes. Of the step's tokens it reads those of a request's own window, exact. A request that begins in the
+    step may find a block that another one fills in it, whose last MOST_NEW tokens at most are new, and in its window, too: behind a block
+    vLLM finds only blocks that were there when an older copy of that one was, for it drops those behind first. None: packed before attention."""
+    if step.requests or kv_cache.device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+        return None
+    if min(packed_set().windows[1], kv_cache.shape[2]) <= MOST_NEW:
+        return None
+    side = _side_stream(kv_cache.device)
+    side.wait_stream(torch.cuda.current_stream())
+    return side
 
 
 class PackedImpl(AttentionImpl[PackedMetadata]):
@@ -371,7 +369,7 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
         step, packed = attn_metadata, self.source.prepare(layer, kv_cache.shape[2], query.device)
         kv_cache = packed.of_rank(kv_cache)
         queries = query[:0] if step.decoded is None else step.decoded.queries(query)
-        turned = torch.empty(queries.shape, dtype=torch.bfloat16, device=query.device)
+        turned, side = torch.empty(queries.shape, dtype=torch.bfloat16, device=query.device), None
         if self.source is not self:
             key, value, stored = self.source.new
             packed.turn(queries, turned)
@@ -379,13 +377,14 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
             rows = key[:step.num_actual_tokens], value[:step.num_actual_tokens]
             stored = torch.empty(len(rows[0]), 2, *key.shape[1:], dtype=torch.bfloat16, device=key.device).transpose(0, 1)
             packed.rotate(rows, stored, step.copies, self._copies, queries, turned)
-            self.new = (key, value, stored) if self.is_shared else None
-        with _beside(step, query.device) as done:
-            if self.source is self:
+            side = _beside(step, kv_cache)
+            with torch.cuda.stream(side):
                 packed.write(kv_cache, step.slots, stored, step.positions, self._is_far)
+            self.new = (key, value, stored) if self.is_shared else None
         if step.decoded is not None:
             self._decode(turned, step.decoded, packed, kv_cache, output)
-        done()
+        if side is not None:
+            torch.cuda.current_stream().wait_stream(side)
         for request in step.requests:
             own = slice(request.begin, request.end)
             if request.before == 0:

@@ -70,8 +70,8 @@ typedef struct {
 } oscar_coded_pack_args;
 
 /* Enqueues the work on `stream`; returns as oscar_coded_decode() does. Tokens of equal slots must not differ. Nothing is
- * allocated, so that it can be captured in a graph. The table and the rotations are read while the launch before may still be running:
- * that one must not write them. */
+ * allocated, so that it can be captured in a graph. The table is read while launches before may still be running: they must not
+ * write it. */
 int oscar_coded_pack(const oscar_coded_pack_args* args, void* stream);
 
 /* The inverse for attention kernels that read only bfloat16 rows, such as prefill's: rows y of the packed tokens, each

@@ -34,8 +34,8 @@ typedef struct {
 } oscar_row_product;
 
 /* Enqueues the work on `stream`; returns as oscar_coded_decode() does, whose oscar_last_error() says what was refused. Tokens of
- * equal slots must not differ. Nothing is allocated, so that it can be captured in a graph. Matrices are read while the launch
- * before may still be running: that one must not write them.
+ * equal slots must not differ. Nothing is allocated, so that it can be captured in a graph. Matrices are read while launches
+ * before may still be running: they must not write them.
  *   products: `count` of 1 to OSCAR_MOST_PRODUCTS, host memory, of which no one reads what another writes
  *   head_dim: 64, 128 or 256 */
 int oscar_rotate_rows(const oscar_row_product* products, int32_t count, int32_t head_dim, void* stream);
