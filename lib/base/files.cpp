@@ -242,10 +242,9 @@ void AtomicFile::copy_into_target() const {
 }
 
 fs::path sibling(const fs::path& target, const char* role) {
-  std::random_device random;  // in containers that share a folder, every process may have the same id
-  const std::uint64_t number = std::uint64_t{random()} << 32U | random();
+  // In containers that share a folder, every process may have the same id.
   return target.parent_path() / ("." + target.filename().string() + "." + role + "." + std::to_string(::getpid()) +
-                                 "." + std::to_string(number));
+                                 "." + std::to_string(std::random_device{}()));
 }
 
 void create_parent(const fs::path& target) {

@@ -390,13 +390,19 @@ std::unique_ptr<QkvSource> open_dump(const fs::path& folder, const SourceLimits&
 
 std::map<int, std::string> fingerprint_layers(const fs::path& dump, std::span<const int> layer_ids) {
   std::vector<std::vector<fs::path>> files(layer_ids.size());
-  for (const auto& entry : fs::recursive_directory_iterator(dump, fs::directory_options::follow_directory_symlink)) {
-    if (!entry.is_regular_file()) continue;
-    const fs::path file = entry.path().lexically_relative(dump);  // folders of layers may be links
-    const int own = layer_of(file);
-    const bool all = file.string().starts_with(kRowsOfRank);
+  for (const auto& entry : fs::directory_iterator(dump)) {
+    const fs::path name = entry.path().filename();
+    std::vector<fs::path> own;
+    if (entry.is_regular_file()) own.push_back(name);
+    if (entry.is_directory() && layer_of(name) >= 0) {
+      constexpr auto kWithLinks = fs::directory_options::follow_directory_symlink;
+      for (const auto& inner : fs::recursive_directory_iterator(entry.path(), kWithLinks)) {
+        if (inner.is_regular_file()) own.push_back(inner.path().lexically_relative(dump));
+      }
+    }
+    const bool all = name.string().starts_with(kRowsOfRank);
     for (std::size_t i = 0; i < files.size(); ++i) {
-      if (all || layer_ids[i] == own) files[i].push_back(file);
+      if (all || layer_ids[i] == layer_of(name)) files[i].insert(files[i].end(), own.begin(), own.end());
     }
   }
   for (std::vector<fs::path>& of_layer : files) std::sort(of_layer.begin(), of_layer.end());

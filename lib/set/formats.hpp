@@ -50,6 +50,8 @@ struct RotationFile {
   bool has_codec = false;
   /// Grid, group size and scale dtype, as far as version 3 tells them; clip ratios are those of layers.
   RowCodec codec;
+  /// Levels that it tells, if they are not those of `codec`; else 0.
+  std::int64_t other_levels = 0;
   ModelIdentity model;                                // what version 3 tells, else nothing
   CalibrationData calibration;                        // likewise
   std::vector<std::pair<int, SideTransform>> layers;  // ascending

@@ -77,8 +77,9 @@ std::string beyond_reader(const Reader& reader, const RotationPart& rotations) {
   if (rotations.key_codec.grid == Grid::kLloydMax) {
     const int group = rotations.key_codec.group_size;
     const auto cut = [&](const LayerRotation& layer) { return group > 0 && group != layer.key.rotation.dim; };
-    const bool whole =
-        rotations.key_clip_scalar > 0 && rotations.value_clip_scalar > 0 && std::ranges::none_of(rotations.layers, cut);
+    const bool clipped =
+        !rotations.has_clip_ratios || (rotations.key_clip_scalar > 0 && rotations.value_clip_scalar > 0);
+    const bool whole = clipped && std::ranges::none_of(rotations.layers, cut);
     if (!reader.lloyd_max) return "codec lloyd-max";
     if (!whole) return "codec lloyd-max for other rows than whole clipped heads";
   }

@@ -118,6 +118,9 @@ void check_vocabulary(const PtValue& root, const std::string& where) {
   (void)text_or_empty(transform, "recipe", where);
 }
 
+constexpr const char* kOtherCodec = "fit a set of your own: oscar fit";
+constexpr int kMostGroup = 1 << 20;  // more channels than a row has
+
 /// Of the names check_vocabulary() has seen to. What the file does not tell stays as it is.
 void take_codec(const PtValue& root, RotationFile& file, const std::string& where) {
   const PtValue* transform = root.find(std::string("transform"));
@@ -127,17 +130,26 @@ void take_codec(const PtValue& root, RotationFile& file, const std::string& wher
   file.has_codec = !grid.empty();
   if (file.has_codec) file.codec.grid = grid_from_name(grid);
   if (!scale_dtype.empty()) file.codec.scale_dtype = dtype_from_name(scale_dtype);
+  file.codec.group_size = static_cast<int>(std::clamp<std::int64_t>(group, -1, kMostGroup));
+  for (const char* name : {"key_levels", "value_levels"}) {
+    if (const std::int64_t levels = number_or_zero(transform, name); levels != 0 && levels != file.codec.levels) {
+      file.other_levels = levels;
+    }
+  }
+}
+
+/// A codec that a set can hold.
+void require_known_codec(const RotationFile& file, const std::string& where) {
+  const int group = file.codec.group_size;
   for (const auto& [id, side] : file.layers) {
     if (group == 0 || (group > 0 && side.rotation.dim % group == 0)) continue;
-    fail("groups of " + std::to_string(group) + " channels do not fit layer " + std::to_string(id), where);
+    throw DataError("groups of " + std::to_string(group) + " channels do not fit layer " + std::to_string(id), where,
+                    kOtherCodec);
   }
-  file.codec.group_size = static_cast<int>(group);
-  for (const char* name : {"key_levels", "value_levels"}) {
-    const std::int64_t levels = number_or_zero(transform, name);
-    if (levels == 0 || levels == file.codec.levels) continue;
-    fail("the codec has " + std::to_string(levels) + " levels, and sets have " + std::to_string(file.codec.levels),
-         where);
-  }
+  if (file.other_levels == 0) return;
+  throw DataError("the codec has " + std::to_string(file.other_levels) + " levels, and sets have " +
+                      std::to_string(file.codec.levels),
+                  where, kOtherCodec);
 }
 
 void read_provenance(const PtValue& root, RotationFile& file, const std::string& where) {
@@ -204,7 +216,8 @@ RotationPart combine(const RotationFile& keys, const RotationFile& values, const
   part.key_objective = keys.objective, part.value_objective = values.objective;
   part.model = keys.model;
   part.calibration = keys.calibration;
-  if (keys.has_codec == values.has_codec && keys.codec != values.codec) {
+  require_known_codec(keys, where), require_known_codec(values, where);
+  if (keys.has_codec && values.has_codec && keys.codec != values.codec) {
     throw DataError("the key file and the value file have different codecs", where, "use two files of the same fit");
   }
   part.key_codec = part.value_codec = values.has_codec ? values.codec : keys.codec;

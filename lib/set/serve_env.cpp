@@ -8,6 +8,7 @@
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/sha256.hpp"
+#include "set/formats.hpp"
 
 namespace oscar {
 namespace {
@@ -26,10 +27,8 @@ bool names_latents(const ServedFiles& files) {
   return std::ranges::any_of(files, [](const auto& file) { return file.first.starts_with("layer_"); });
 }
 
-/// A read side or a mean, which format version 3 has.
-bool has_companions(const RotationPart& set) {
-  const auto any = [](const SideTransform& side) { return side.read_rotation.count > 0 || !side.mean.empty(); };
-  return std::ranges::any_of(set.layers, [&](const auto& layer) { return any(layer.key) || any(layer.value); });
+bool needs_version_3(const RotationPart& set) {
+  return std::max(lowest_pt_version(set, &LayerRotation::key), lowest_pt_version(set, &LayerRotation::value)) == 3;
 }
 
 /// Groups of head_dim where the set names none; of latent rows the published ones.
@@ -113,14 +112,14 @@ std::vector<std::string> server_notes(const RotationPart& part, const Reader& se
     notes.emplace_back(
         "Trees that do not know SGLANG_OSCAR_MLA_KV_ROTATION_PATH, _GROUP_SIZE and _PACKED, as main at 473ff3f "
         "(2026-06-01), serve an exact cache.");
-    if (has_companions(part)) {
+    if (needs_version_3(part)) {
       notes.emplace_back("Means and read sides of latent rows are read by main at 2911dd3; older trees stop at start.");
     }
     return notes;
   }
   if (const std::string beyond = beyond_reader(reader_from_name("sglang-v1", ""), part); !beyond.empty()) {
     notes.push_back(fmt::format("It needs a tree that reads rotation files of format version {}: {}.",
-                                has_companions(part) ? 3 : 2, beyond));
+                                needs_version_3(part) ? 3 : 2, beyond));
   }
   if (files.contains(kKeyMeansName)) {
     notes.emplace_back(

@@ -128,7 +128,7 @@ struct ToPublish {
                       "make one of bare files first: oscar convert IN OUT --to set, then oscar verify OUT");
     }
     manifest = read_set_manifest(options.set);
-    if (!options.sign.empty()) (void)sign_manifest(manifest.text, options.sign, "");  // fails before anything is made
+    if (!options.sign.empty()) (void)sign_manifest(manifest.text, options.sign);  // fails before anything is made
     examine(options.set);
   }
 
@@ -150,22 +150,28 @@ struct ToPublish {
   /// signature.json for the zoo: with the signatures that the set has, and those of its copy there, whose
   /// signature.json is `published`; empty if nobody signed.
   [[nodiscard]] std::string signature(const std::string& published, const std::string& where) const {
-    std::string both;
+    Signatures all;
+    const auto add = [&](const std::string& text, const std::string& place) {
+      const FoundSignatures found = find_signatures(manifest.text, text, place);
+      all.insert(all.end(), found.good.begin(), found.good.end());
+      return found.wrong;
+    };
     try {
-      both = good_signatures(published, where);
+      const int wrong = published.empty() ? 0 : add(published, where);
+      if (wrong > 0) status.warning(plural(wrong, "signature") + " in the zoo's " + where + " left out: not good");
     } catch (const DataError& error) {
       status.warning("the signatures in the zoo's " + where + " count as absent: " + error.what());
     }
     const fs::path own = options.set / kSignatureName;
-    if (fs::exists(own)) both = merged_signatures(both, good_signatures(read_text(own), own.string()));
-    return options.sign.empty() ? both : sign_manifest(manifest.text, options.sign, both);
-  }
-
-  /// A signature.json, or nothing if it is about another manifest. Throws DataError if it is not good.
-  [[nodiscard]] std::string good_signatures(const std::string& text, const std::string& where) const {
-    if (text.empty() || !is_signature_for(text, manifest.sha256)) return "";
-    (void)check_signatures(manifest.text, text, where);
-    return text;
+    if (fs::exists(own) && add(read_text(own), own.string()) > 0) {
+      throw DataError("a signature of the manifest is wrong", own.string(), "remove the file, and sign with --sign");
+    }
+    if (!options.sign.empty()) {
+      const auto mine = sign_manifest(manifest.text, options.sign);
+      std::erase_if(all, [&](const auto& other) { return other.first == mine.first; });
+      all.push_back(mine);
+    }
+    return signature_text(manifest.text, all);
   }
 
   [[nodiscard]] ZooEntry entry(const std::string& signature) const {
@@ -208,13 +214,13 @@ PublishResult publish_to_folder(const ToPublish& publication, const fs::path& zo
   const fs::path target = zoo / publication.folder(), signed_copy = target / kSignatureName;
   const std::string published = fs::exists(signed_copy) ? read_text(signed_copy) : "";
   const std::string signature = publication.signature(published, signed_copy.string());
+  const ZooEntry entry = publication.entry(signature);
   if (publication.is_in(before) && find_set(target, publication.manifest.sha256) && signature == published &&
-      publication.options.sign.empty()) {
+      before->signed_by == entry.signed_by && publication.options.sign.empty()) {
     publication.status.notice("the zoo has exactly this set already: " + publication.name.text());
     return {publication.name.text(), target, *before, false};
   }
   publication.require_allowed(before, target.string());
-  const ZooEntry entry = publication.entry(signature);
   index.put(entry);
   const std::string text = text_of(index, (zoo / kIndexName).string());
   copy_set(publication, target, signature);
@@ -251,18 +257,22 @@ PublishResult publish_to_hub(const ToPublish& publication, HubStore& hub) {
   const auto before = first.find(name);
   const std::string published = hub.read(signed_copy).text;
   const std::string signature = publication.signature(published, hub.where(signed_copy));
-  if (publication.is_in(before) && signature == published && publication.options.sign.empty()) {
+  const ZooEntry entry = publication.entry(signature);
+  if (publication.is_in(before) && signature == published && before->signed_by == entry.signed_by &&
+      publication.options.sign.empty()) {
     publication.status.notice("the zoo has exactly this set already: " + name.text());
     return {name.text(), where, *before, false};
   }
   publication.require_allowed(before, where);
-  const ZooEntry entry = publication.entry(signature);
   first.put(entry);
   (void)text_of(first, hub.where(kIndexName));  // too large: that is told before anything is sent
   upload_set(publication, signature, hub);
   if (signature.empty() && !published.empty()) hub.remove(signed_copy);
   for (int attempt = 0; attempt < kMaxConflicts; ++attempt) {
     const StoredDocument found = hub.read(kIndexName);  // anew: uploading took its time
+    if (hub.read(signed_copy).text != published) {
+      throw TransportError("somebody else signed the set meanwhile", where, "run again");
+    }
     ZooIndex index = read_index(hub, found);
     index.put(entry);
     if (hub.commit(kIndexName, text_of(index, hub.where(kIndexName)), found.commit)) {

@@ -180,16 +180,9 @@ std::string to_base64(std::string_view bytes) {
   return text;
 }
 
-bool is_signature_for(const std::string& signature_json, const std::string& manifest_sha256) {
-  const Json document = parse_json(signature_json, kSignatureName);
-  validate_json(document, kSchema, kSignatureName);
-  return text_member(document, "manifest_sha256") == manifest_sha256;
-}
-
 PublicKey read_public_key(const std::filesystem::path& path) { return public_part(read_key(path, false)); }
 
-std::string sign_manifest(std::string_view manifest, const std::filesystem::path& private_key,
-                          const std::string& existing) {
+Signatures::value_type sign_manifest(std::string_view manifest, const std::filesystem::path& private_key) {
   const Key key = read_key(private_key, true);
   Bytes signature(kSignatureBytes);
   std::size_t size = signature.size();
@@ -197,50 +190,46 @@ std::string sign_manifest(std::string_view manifest, const std::filesystem::path
   OSCAR_CHECK(context != nullptr && EVP_DigestSignInit(context.get(), nullptr, nullptr, nullptr, key.get()) == 1 &&
               EVP_DigestSign(context.get(), signature.data(), &size,
                              reinterpret_cast<const unsigned char*>(manifest.data()), manifest.size()) == 1);
-  const std::string digest = sha256_hex(manifest), own = public_part(key).base64;
-  Json signatures = Json::array();
-  // The signatures of a document about other bytes are worth nothing here.
-  if (!existing.empty() && is_signature_for(existing, digest)) {
-    for (const Json& other : parse_json(existing, kSignatureName).value("signatures", Json::array())) {
-      if (text_member(other, "key") != own) signatures.push_back(other);
-    }
-  }
-  signatures.push_back({{"key", own}, {"signature", to_base64(signature)}});
-  const Json document{{"schema", kSchema}, {"manifest_sha256", digest}, {"signatures", std::move(signatures)}};
-  return document.dump(1) + "\n";
+  return {public_part(key).base64, to_base64(signature)};
 }
 
-std::string merged_signatures(const std::string& first, const std::string& second) {
-  if (first.empty() || second.empty()) return first + second;
-  Json document = parse_json(first, kSignatureName);
-  const Json more = parse_json(second, kSignatureName);
-  Json& signatures = document.at("signatures");
-  const std::size_t before = signatures.size();
-  for (const Json& other : more.at("signatures")) {
-    const auto same = [&](const Json& known) { return known.at("key") == other.at("key"); };
-    if (std::ranges::none_of(signatures, same)) signatures.push_back(other);
+std::string signature_text(std::string_view manifest, const Signatures& signatures) {
+  std::set<std::string> keys;
+  Json listed = Json::array();
+  for (const auto& [key, signature] : signatures) {
+    if (keys.insert(key).second) listed.push_back({{"key", key}, {"signature", signature}});
   }
-  return signatures.size() == before ? first : json_text(document);
+  if (keys.empty()) return "";
+  return json_text({{"schema", kSchema}, {"manifest_sha256", sha256_hex(manifest)}, {"signatures", std::move(listed)}});
+}
+
+FoundSignatures find_signatures(std::string_view manifest, const std::string& signature_json,
+                                const std::string& where) {
+  const Json document = parse_json(signature_json, where);
+  validate_json(document, kSchema, where);
+  FoundSignatures found;
+  if (text_member(document, "manifest_sha256") != sha256_hex(manifest)) return found;
+  for (const Json& entry : document.at("signatures")) {
+    const std::string key = text_member(entry, "key"), signature = text_member(entry, "signature");
+    const Bytes raw = from_base64(key, kKeyBytes), bytes = from_base64(signature, kSignatureBytes);
+    if (!raw.empty() && !bytes.empty() && is_signature_of(manifest, raw, bytes)) {
+      found.good.emplace_back(key, signature);
+    } else {
+      ++found.wrong;
+    }
+  }
+  return found;
 }
 
 std::vector<PublicKey> check_signatures(std::string_view manifest, const std::string& signature_json,
                                         const std::string& where) {
-  const auto refuse = [&](const std::string& what) {
-    throw DataError(what, where, "do not use the set; tell who hosts the zoo");
-  };
-  const Json document = parse_json(signature_json, where);
-  validate_json(document, kSchema, where);
-  if (text_member(document, "manifest_sha256") != sha256_hex(manifest)) refuse("the signature is of another manifest");
-  std::vector<PublicKey> keys;
-  for (const Json& entry : document.at("signatures")) {
-    const std::string key = text_member(entry, "key");
-    const Bytes raw = from_base64(key, kKeyBytes);
-    const Bytes signature = from_base64(text_member(entry, "signature"), kSignatureBytes);
-    if (raw.empty() || signature.empty() || !is_signature_of(manifest, raw, signature)) {
-      refuse("a signature of the manifest is wrong");
-    }
-    keys.push_back({key});
+  const FoundSignatures found = find_signatures(manifest, signature_json, where);
+  if (found.wrong > 0 || found.good.empty()) {
+    throw DataError(found.wrong > 0 ? "a signature of the manifest is wrong" : "the signature is of another manifest",
+                    where, "do not use the set; tell who hosts the zoo");
   }
+  std::vector<PublicKey> keys;
+  for (const auto& [key, signature] : found.good) keys.push_back({key});
   return keys;
 }
 

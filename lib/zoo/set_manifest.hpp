@@ -13,6 +13,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/json.hpp"
@@ -68,18 +69,23 @@ struct PublicKey {
 /// Reads a public key from a PEM file with a public or private Ed25519 key. Throws DataError.
 [[nodiscard]] PublicKey read_public_key(const std::filesystem::path& path);
 
-/// True if signature.json is about the manifest with this hash, whether its signatures are good or not. Throws
-/// DataError if it is malformed.
-[[nodiscard]] bool is_signature_for(const std::string& signature_json, const std::string& manifest_sha256);
+/// Public keys, and each one's signature of a manifest, in base64.
+using Signatures = std::vector<std::pair<std::string, std::string>>;
 
-/// The text of signature.json for these bytes: the signatures of `existing` (which may be empty) that belong to the
-/// same bytes, and one more by the private key in this PEM file. Throws DataError: no such key, or it is encrypted.
-[[nodiscard]] std::string sign_manifest(std::string_view manifest, const std::filesystem::path& private_key,
-                                        const std::string& existing);
+/// Those of a signature.json that are good for these bytes, and how many are not. A document about other bytes has
+/// neither. Throws DataError if it is malformed.
+struct FoundSignatures {
+  Signatures good;
+  int wrong = 0;
+};
+[[nodiscard]] FoundSignatures find_signatures(std::string_view manifest, const std::string& signature_json,
+                                              const std::string& where);
 
-/// The text of signature.json with the signatures of two documents about the same bytes, each key once. Either may be
-/// empty; `first` stays as it is if `second` has no other key.
-[[nodiscard]] std::string merged_signatures(const std::string& first, const std::string& second);
+/// A signature of these bytes by the private key in this PEM file. Throws DataError: no such key, or it is encrypted.
+[[nodiscard]] Signatures::value_type sign_manifest(std::string_view manifest, const std::filesystem::path& private_key);
+
+/// The text of signature.json for these bytes, with the first signature of each key; empty without any.
+[[nodiscard]] std::string signature_text(std::string_view manifest, const Signatures& signatures);
 
 /// The keys whose signatures in `signature_json` are good for these bytes. Throws DataError if the document is
 /// malformed, belongs to other bytes, or has a signature that is wrong.

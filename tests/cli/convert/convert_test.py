@@ -175,6 +175,13 @@ class ConvertTest(unittest.TestCase):
         self.assertEqual({**codec, **told, "name": "lloyd-max"}, codec)
         self.assertNotIn("codec", manifest["origin"]["unknown"])
         self.assertEqual(self.convert("bare", "v1", "--to", "pt", "--pt-version", 1), ["clip ratios", "codec and provenance"])
+        for name in (KEYS, VALUES):
+            file = torch.load(self.folder / "bare" / name, weights_only=True)
+            for ratio in ("clip_ratio", "clip_scalar"):
+                del file["calibration"][ratio]
+            torch.save(file, self.folder / "bare" / name)
+        self.convert("bare", "published_ratios")
+        self.assertIn("sglang", json.loads((self.folder / "published_ratios/manifest.json").read_text())["readers"])
         tell(VALUES, group_size=64)
         self.refuse(1, "have different codecs", "bare", "x")
         tell(VALUES, group_size=48)

@@ -110,6 +110,11 @@ class TrustTest(ZooTest):
         self.succeed(*publish, "zoo", "--sign", self.key("third")[0])
         self.assertEqual(self.signers(self.zoo)[:2], both)
         self.assertEqual(len(self.signers(self.zoo)), 3)
+        document = json.loads((self.zoo / SIGNATURE).read_text())
+        document["signatures"][2]["signature"] = document["signatures"][0]["signature"]
+        (self.zoo / SIGNATURE).write_text(json.dumps(document))
+        self.assertIn("1 signature", self.succeed(*publish, "zoo").stderr)
+        self.assertEqual((self.signers(self.zoo), self.entry()["signed_by"]), (both, both))
         for broken in ("{", "{}"):
             (self.zoo / SIGNATURE).write_text(broken)
             self.assertIn("count as absent", self.succeed(*publish, "zoo").stderr)
