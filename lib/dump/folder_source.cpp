@@ -222,6 +222,7 @@ class FolderSource : public QkvSource {
     calibration_.data_sha256 = fingerprint(first, layer_id);
     const auto& q = first.front().q.location.shape;
     model_.num_layers = index_.layer_ids().back() + 1;
+    if (std::ssize(index_.layer_ids()) < model_.num_layers) model_.cache_layers = index_.layer_ids();
     model_.num_attention_heads = static_cast<int>(q[1]);
     model_.num_key_value_heads = static_cast<int>(first.front().k.location.shape[1]);
     model_.head_dim = static_cast<int>(q[2]);

@@ -157,6 +157,7 @@ class FileSource : public QkvSource {
     const int first = layer_ids_.front();
     const Rows rows = read(first);
     model_.num_layers = layout_.layer_ids.back() + 1;
+    if (std::ssize(layout_.layer_ids) < model_.num_layers) model_.cache_layers = layout_.layer_ids;
     model_.head_dim = heads_view(rows.q, "q").head_dim;
     if (const int dim = heads_view(rows.v, "v").head_dim; dim != model_.head_dim) model_.value_dim = dim;
     std::vector<std::int64_t> lengths;

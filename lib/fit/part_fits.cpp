@@ -275,7 +275,7 @@ std::optional<std::pair<int, double>> largest_mean_key(const Statistics& statist
       }
       for (const double each : sum) of_mean += each * each / static_cast<double>(rows.size() / sum.size());
     }
-    if (!most || of_mean / all > most->second) most = {layer.layer_id, of_mean / all};
+    if (all > 0 && (!most || of_mean / all > most->second)) most = {layer.layer_id, of_mean / all};
   }
   return most;
 }

@@ -197,7 +197,8 @@ void warn_of_score_rules(VerifyReport& report, const std::vector<KvMethod>& meth
   if (std::none_of(layers.begin(), layers.end(), rule_differs)) return;
   report.warnings.push_back("attention metrics leave out the model's sinks and soft caps; its own figures know them");
   const auto centred = [](const auto& layer) {
-    return layer.second.key.transform != nullptr && !layer.second.key.transform->mean.empty();
+    const auto& key = layer.second.key.transform;
+    return key != nullptr && std::ranges::any_of(key->mean, [](double each) { return each != 0; });  // kept ones are 0
   };
   if (std::ranges::none_of(methods, [&](const KvMethod& m) { return std::ranges::any_of(m.layers, centred); })) return;
   report.warnings.push_back("keys are centred, which shifts all scores of a query: sinks and soft caps feel that");

@@ -206,7 +206,7 @@ void add_output_options(CLI::App& app, FitCommand& command) {
   writes(app.add_option("--save-stats", command.save_stats,
                         "Write what was taken of the data, or of --stats, to this file"))
       ->type_name("FILE");
-  app.add_option("--format", command.formats, "Files of rotations: pt, or pt,h5")
+  app.add_option("--format", command.formats, "Files of rotations: pt, h5 or pt,h5; SGLang reads pt")
       ->capture_default_str()
       ->group("More output");
   app.add_flag("--force", command.force, "Replace an existing output folder");

@@ -81,11 +81,16 @@ void settle_sizes(ModelConfig& config) {
   if (config.cache_layers().size() < config.blocks.size()) identity.cache_layers = config.cache_layers();
 }
 
+std::string text_or_nothing(const Json& object, const char* name) {
+  const Json value = object.is_object() ? object.value(name, Json()) : Json();
+  return value.is_string() ? value.get<std::string>() : "";
+}
+
 void check_quantization(const ConfigFile& file, ModelConfig& config) {
   if (!file.has("quantization_config")) return;
   const Json& member = file.at("quantization_config");
-  const std::string method = member.is_object() ? member.value("quant_method", "") : "";
-  const bool float8 = method == "compressed-tensors" && member.value("format", "") == "float-quantized";
+  const std::string method = text_or_nothing(member, "quant_method");
+  const bool float8 = method == "compressed-tensors" && text_or_nothing(member, "format") == "float-quantized";
   if (method == "fp8" || method == "fbgemm_fp8" || float8) {
     config.fp8 = true;
     const Json blocks = member.value("weight_block_size", Json());

@@ -201,9 +201,8 @@ std::unique_ptr<const TextEncoder> make_json_encoder(const std::filesystem::path
 
 void AddedTokens::add(const AddedToken& token) {
   auto& same_start = by_first_byte_[static_cast<unsigned char>(token.content.front())];
-  same_start.push_back(token);
-  std::stable_sort(same_start.begin(), same_start.end(),
-                   [](const AddedToken& a, const AddedToken& b) { return a.content.size() > b.content.size(); });
+  const auto is_longer = [](const AddedToken& a, const AddedToken& b) { return a.content.size() > b.content.size(); };
+  same_start.insert(std::upper_bound(same_start.begin(), same_start.end(), token, is_longer), token);
 }
 
 bool AddedTokens::split(std::string_view text, const std::function<bool(std::string_view)>& between,

@@ -111,17 +111,18 @@ class Reader {
   /// What comes later says how a token that is there already takes part.
   void read_added_tokens(const Json& tokens) {
     if (!tokens.is_null() && !tokens.is_array()) fail("added_tokens", "is not a list");
+    std::unordered_map<std::string, std::size_t> places;
+    for (const AddedToken& token : file_.added_tokens) places.emplace(token.content, places.size());
     for (const Json& token : tokens) {
       const std::string content = text(token, "content");
       if (content.empty()) fail("added_tokens", "has an entry without content");
       if (flag(token, "single_word")) unsupported("added_tokens", "with \"single_word\" (" + content + ")");
       const AddedToken added{content, id(member(token, "id"), "added_tokens"), flag(token, "normalized"),
                              flag(token, "lstrip"), flag(token, "rstrip")};
-      const auto same = std::ranges::find(file_.added_tokens, content, &AddedToken::content);
-      if (same == file_.added_tokens.end()) {
+      if (const auto [place, is_new] = places.emplace(content, places.size()); is_new) {
         file_.added_tokens.push_back(added);
       } else {
-        *same = added;
+        file_.added_tokens[place->second] = added;
       }
     }
   }
