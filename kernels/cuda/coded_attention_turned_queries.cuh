@@ -229,7 +229,7 @@ class TurnedQueries {
     const unsigned mask = table_.key_pair[slot / 2].mask[slot % 2];
     return is_shifted(slot / 2) ? mask << 4 : mask;
   }
-  /// Whether one of its coordinates hardly turns in half a step.
+  /// Whether this coordinate of an operand hardly turns in half a step, or is none.
   __device__ bool is_slow(int slot, int coordinate) const {
     // What is left out is 1/32 of a coordinate of few bits at most, and 1/500 of one of four or more.
     const auto most = static_cast<unsigned>((is_wide(slot) ? 0.0625F : 0.25F) / kStep * 683565275.6F);
