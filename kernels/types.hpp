@@ -2,6 +2,7 @@
 // Value types of the backend interface: sequences, windows, the row codec, errors of attention.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <string_view>
@@ -57,6 +58,9 @@ struct ScoreRule {
 
   /// Whether a shift of all scores of a query changes nothing, as with a softmax alone: what centred keys rest on.
   [[nodiscard]] bool ignores_shifts() const { return soft_cap == 0 && sinks.empty(); }
+  [[nodiscard]] double capped(double score) const {
+    return soft_cap > 0 ? soft_cap * std::tanh(score / soft_cap) : score;
+  }
 };
 
 /// How serving rounds: kServing casts matrices, rows, rotated rows and outputs to bfloat16 as servers do; kExact keeps

@@ -299,7 +299,7 @@ int64_t workspace_bytes(const oscar_coded_decode_args& args) {
 oscar_coded_decode_args decode_of(const Tensor& q, const Tensor& pages, const Numbers& numbers, const Tensor& tables,
                                   const Tensor& page_table, const Tensor& lengths, const Tensor& k_window,
                                   const Tensor& v_window, const Tensor& window_pages, const Tensor& window_lengths,
-                                  std::optional<double> softmax_scale, int64_t split_batch,
+                                  std::optional<double> softmax_scale, double soft_cap, int64_t split_batch,
                                   const std::optional<Tensor>& k_turn, const std::optional<Tensor>& k_positions,
                                   bool k_far) {
   check_tensor(q, "q", q, q.dim() == 4 ? 4 : 3, ScalarType::BFloat16);
@@ -315,6 +315,7 @@ oscar_coded_decode_args decode_of(const Tensor& q, const Tensor& pages, const Nu
   args.query_tokens = q.dim() == 4 ? static_cast<int32_t>(q.size(1)) : 1;
   args.batch = static_cast<int32_t>(q.size(0)), args.num_q_heads = static_cast<int32_t>(q.size(-2));
   args.softmax_scale = static_cast<float>(softmax_scale.value_or(1 / std::sqrt(static_cast<double>(dim))));
+  args.soft_cap = static_cast<float>(soft_cap);
   args.split_batch = static_cast<int32_t>(split_batch), args.q = q.data_ptr();
   args.pages = pages.data_ptr(), args.page_stride = pages.stride(0);
   args.history = table_of(page_table, "page_table", lengths, q, pages.size(1));
@@ -328,12 +329,12 @@ oscar_coded_decode_args decode_of(const Tensor& q, const Tensor& pages, const Nu
                                                 const Tensor& tables, const Tensor& page_table, const Tensor& lengths,
                                                 const Tensor& k_window, const Tensor& v_window,
                                                 const Tensor& window_pages, const Tensor& window_lengths,
-                                                std::optional<double> softmax_scale, int64_t split_batch,
-                                                const std::optional<Tensor>& k_turn,
+                                                std::optional<double> softmax_scale, double soft_cap,
+                                                int64_t split_batch, const std::optional<Tensor>& k_turn,
                                                 const std::optional<Tensor>& k_positions, bool k_far) {
   const torch::stable::accelerator::DeviceGuard guard(q.get_device_index());
   return workspace_bytes(decode_of(q, pages, numbers, tables, page_table, lengths, k_window, v_window, window_pages,
-                                   window_lengths, softmax_scale, split_batch, k_turn, k_positions, k_far));
+                                   window_lengths, softmax_scale, soft_cap, split_batch, k_turn, k_positions, k_far));
 }
 
 /// out float32 of q's shape, lse float32 without the last dimension. workspace: bytes that were zeroed once, reused by
@@ -342,12 +343,12 @@ std::tuple<Tensor, Tensor> coded_decode(const Tensor& q, const Tensor& pages, co
                                         const Tensor& tables, const Tensor& page_table, const Tensor& lengths,
                                         const Tensor& k_window, const Tensor& v_window, const Tensor& window_pages,
                                         const Tensor& window_lengths, std::optional<double> softmax_scale,
-                                        int64_t split_batch, const std::optional<Tensor>& workspace,
+                                        double soft_cap, int64_t split_batch, const std::optional<Tensor>& workspace,
                                         const std::optional<Tensor>& k_turn, const std::optional<Tensor>& k_positions,
                                         bool k_far) {
   oscar_coded_decode_args args =
       decode_of(q, pages, numbers, tables, page_table, lengths, k_window, v_window, window_pages, window_lengths,
-                softmax_scale, split_batch, k_turn, k_positions, k_far);
+                softmax_scale, soft_cap, split_batch, k_turn, k_positions, k_far);
   const auto sizes = q.sizes();
   const Tensor out = torch::stable::new_empty(q, sizes, ScalarType::Float);
   const Tensor lse = torch::stable::new_empty(q, {sizes.data(), sizes.size() - 1}, ScalarType::Float);
@@ -378,7 +379,7 @@ Tensor empty_float_like(const Tensor& x) {
 
 std::tuple<Tensor, Tensor> coded_decode_shapes(const Tensor& q, const Tensor&, const Numbers&, const Tensor&,
                                                const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                                               const Tensor&, const Tensor&, std::optional<double>, int64_t,
+                                               const Tensor&, const Tensor&, std::optional<double>, double, int64_t,
                                                const std::optional<Tensor>&, const std::optional<Tensor>&,
                                                const std::optional<Tensor>&, bool) {
   return {empty_float_like(q), empty_float_like(torch::stable::select(q, -1, 0))};
@@ -405,12 +406,14 @@ STABLE_TORCH_LIBRARY_FRAGMENT(oscar, library) {
   library.def(
       "coded_decode(Tensor q, Tensor pages, int[] layout, Tensor tables, Tensor page_table, Tensor lengths, "
       "Tensor k_window, Tensor v_window, Tensor window_pages, Tensor window_lengths, *, "
-      "float? softmax_scale=None, int split_batch=0, Tensor(a!)? workspace=None, Tensor? k_turn=None, "
+      "float? softmax_scale=None, float soft_cap=0.0, int split_batch=0, Tensor(a!)? workspace=None, Tensor? "
+      "k_turn=None, "
       "Tensor? k_positions=None, bool k_far=False) -> (Tensor out, Tensor lse)");
   library.def(
       "coded_decode_workspace(Tensor q, Tensor pages, int[] layout, Tensor tables, Tensor page_table, Tensor lengths, "
       "Tensor k_window, Tensor v_window, Tensor window_pages, Tensor window_lengths, *, "
-      "float? softmax_scale=None, int split_batch=0, Tensor? k_turn=None, Tensor? k_positions=None, "
+      "float? softmax_scale=None, float soft_cap=0.0, int split_batch=0, Tensor? k_turn=None, Tensor? "
+      "k_positions=None, "
       "bool k_far=False) -> int");
 }
 

@@ -178,6 +178,7 @@ void coded_decode(const oscar_coded_decode_args& args, const CodedLayer& layer) 
   const int group = args.num_q_heads / kv_heads;
   if (group * kv_heads != args.num_q_heads) fail("num_q_heads must be a multiple of num_kv_heads");
   const double scale = args.softmax_scale * std::sqrt(dim);  // over that of the reference
+  const ScoreRule rule{.soft_cap = args.soft_cap};
   in_parallel(std::int64_t{args.batch} * kv_heads, 1, [&](std::int64_t task) {
     const std::int64_t b = task / kv_heads, head = task % kv_heads;
     const int history = args.history.lengths[b], window = args.window.lengths[b];
@@ -208,11 +209,12 @@ void coded_decode(const oscar_coded_decode_args& args, const CodedLayer& layer) 
       const Row q = read(bytes_of(args.q) + 2 * at * dim, OSCAR_BFLOAT16, dim);
       reference::Query query{{q.begin(), q.end()}, seen - 1, 0};
       for (double& x : query.row) x *= scale;
-      const reference::Attention found = seen > 0 ? reference::attend_exactly(query, rows[0], rows[1])
+      const reference::Attention found = seen > 0 ? reference::attend_exactly(query, rows[0], rows[1], &rule)
                                                   : reference::Attention{{}, {}, Doubles(q.size())};
       std::ranges::copy(found.output, args.out + at * dim);
       const auto top = std::ranges::max_element(found.probabilities) - found.probabilities.begin();
-      args.lse[at] = seen > 0 ? static_cast<float>(found.scores[top] - std::log(found.probabilities[top])) : -INFINITY;
+      args.lse[at] = seen > 0 ? static_cast<float>(rule.capped(found.scores[top]) - std::log(found.probabilities[top]))
+                              : -INFINITY;
     }
   });
 }

@@ -20,7 +20,8 @@ namespace {
 const char* problem(const oscar_coded_decode_args& a) {
   const oscar_coded_layout& layout = a.layout;
   if (const char* wrong = head_dim_problem(layout.head_dim)) return wrong;
-  if (const char* wrong = batch_problem(a.batch, a.split_batch, a.num_q_heads, layout.num_kv_heads, a.softmax_scale))
+  if (const char* wrong =
+          batch_problem(a.batch, a.split_batch, a.num_q_heads, layout.num_kv_heads, a.softmax_scale, a.soft_cap))
     return wrong;
   if (a.query_tokens < 1 || a.query_tokens > 8) return "query_tokens must be 1 to 8";
   if (layout.table == nullptr || reinterpret_cast<std::uintptr_t>(layout.table) % 16 != 0) {
@@ -103,7 +104,7 @@ CodedParams params_of(const oscar_coded_decode_args& a) {
   p.unit_floats = std::int64_t{p.max_splits} * partial_floats(p.part_heads, dim);
   p.history_shift = std::countr_zero(static_cast<unsigned>(a.history.page_size));
   p.window_shift = std::countr_zero(static_cast<unsigned>(a.window.page_size));
-  p.score_scale = a.softmax_scale * 1.4426950408889634F;
+  p.score_scale = a.softmax_scale * kLog2E, p.soft_cap = a.soft_cap * kLog2E;
   return p;
 }
 

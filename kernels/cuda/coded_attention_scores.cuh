@@ -54,7 +54,7 @@ struct CodedParams {
   SplitPlan longest;                // of a sequence of max_length
   int history_shift, window_shift;  // log2 of the page sizes
   int page_stride;                  // of the history, in bytes
-  float score_scale;                // softmax scale * log2(e)
+  float score_scale, soft_cap;      // softmax scale and soft cap, times log2(e); 0: none
   float* partials;                  // (batch, num_kv_heads * parts): see PartialView
   std::int64_t unit_floats;         // of a (sequence, part)
   int* tickets;                     // (batch, num_kv_heads * parts)
@@ -301,6 +301,18 @@ class StepScales {
     return {__uint_as_float(x.x), __uint_as_float(x.y)};
   }
 
+  /// Leaves only the first `valid` tokens of the step their scores.
+  __device__ __forceinline__ void drop_behind(int valid, float (&scores)[S::kKeyTiles][S::kHalves][2]) const {
+    if (valid >= Copies::kStep) return;
+#pragma unroll
+    for (int n = 0; n < 2 * S::kHalves * S::kKeyTiles; ++n) {
+      const int i = n / (2 * S::kHalves), half = n / 2 % S::kHalves, row = n % 2;
+      const int token = is_mirrored(half) ? Copies::kStep - 1 - 16 * (S::kHalves - 1 - half) - lane_ / 4 - 8 * row
+                                          : 16 * half + lane_ / 4 + 8 * row;
+      if (token >= valid) scores[i][half][row] = -INFINITY;
+    }
+  }
+
  protected:
   /// 2^(byte / 16 - 8) of a token's four bytes: 0x4b0000XX is 2^23 + XX as float32. With weights of bytes those of
   /// values are relative to the largest of the step's first `valid` tokens, which becomes 2^kWeightBits. bytes:
@@ -336,17 +348,6 @@ class StepScales {
     }
     __syncwarp();
   }
-  /// Leaves only the first `valid` tokens of the step their scores.
-  __device__ __forceinline__ void drop_behind(int valid, float (&scores)[S::kKeyTiles][S::kHalves][2]) const {
-    if (valid >= Copies::kStep) return;
-#pragma unroll
-    for (int n = 0; n < 2 * S::kHalves * S::kKeyTiles; ++n) {
-      const int i = n / (2 * S::kHalves), half = n / 2 % S::kHalves, row = n % 2;
-      const int token = is_mirrored(half) ? Copies::kStep - 1 - 16 * (S::kHalves - 1 - half) - lane_ / 4 - 8 * row
-                                          : 16 * half + lane_ / 4 + 8 * row;
-      if (token >= valid) scores[i][half][row] = -INFINITY;
-    }
-  }
 
   int lane_;
 
@@ -380,7 +381,7 @@ class CodedScores : public StepScales<S> {
   __device__ __forceinline__ float unit(int i) const { return unit_[i]; }
 
   /// Scores over unit() of the warp's tokens, whose copies are at `stage`, with their bytes of scales `scale_bytes`
-  /// behind it; only the first `valid` count. The last argument is the first token, where keys turn.
+  /// behind it, of which the first `valid` are there. The last argument is the first token, where keys turn.
   __device__ __forceinline__ void find(unsigned stage, unsigned scale_bytes, int valid, int,
                                        float (&scores)[S::kKeyTiles][S::kHalves][2]) {
     const unsigned rows = kept(stage + 16 * lane_);  // the lane's row in plane 0
@@ -394,7 +395,6 @@ class CodedScores : public StepScales<S> {
       add_products(kWideClass, rows, from, scores);
       add_products(kNarrowClass, rows, from, scores);
     }
-    this->drop_behind(valid, scores);
   }
 
  private:

@@ -79,6 +79,7 @@ class CodedTeam {
         first_position_(first_position),
         stage_bytes_(p.stage_bytes),
         warp_bytes_(p.warp_bytes),
+        soft_cap_(p.soft_cap),
         lane_(static_cast<int>(threadIdx.x) % kWarp),
         rank_(rank),
         barrier_(barrier),
@@ -108,6 +109,9 @@ class CodedTeam {
       float scores[S::kKeyTiles][S::kHalves][2];
       const int own_left = left - rank_ * kStep;
       scores_.find(own() + stage, copies_.scales(), own_left, first_position_ + copies_.end() - own_left, scores);
+      if (soft_cap_ > 0) [[unlikely]]
+        cap(scores);
+      scores_.drop_behind(own_left, scores);
       const unsigned next = S::kStages == 1 ? 0 : static_cast<unsigned>(stage_bytes_) - stage;
       OwnWeights weights;
       if constexpr (S::kStages == 1) {
@@ -160,6 +164,18 @@ class CodedTeam {
 #pragma unroll
     for (int m = 0; m < S::kTeam; ++m) any |= shared_.high[m];
     return any;
+  }
+
+  /// Caps what scores are worth; they stay over unit(), which is not finite where a query is not, and may be too small
+  /// for a quotient.
+  __device__ __forceinline__ void cap(float (&scores)[S::kKeyTiles][S::kHalves][2]) const {
+    constexpr float kLeast = 1e-30F;
+#pragma unroll
+    for (int n = 0; n < 2 * S::kHalves * S::kKeyTiles; ++n) {
+      const int i = n / (2 * S::kHalves);
+      float& score = scores[i][n / 2 % S::kHalves][n % 2];
+      score = __fdividef(soft_capped(score * scores_.unit(i), soft_cap_), fmaxf(scores_.unit(i), kLeast));
+    }
   }
 
   /// Raises the state of the whole team, as WindowState::raise() does that of a warp.
@@ -389,7 +405,9 @@ class CodedTeam {
   Copies& copies_;
   TeamShared<S>& shared_;
   int first_position_;
-  int stage_bytes_, warp_bytes_, lane_, rank_, barrier_;
+  int stage_bytes_, warp_bytes_;
+  float soft_cap_;
+  int lane_, rank_, barrier_;
   unsigned team_;  // the team's copies in shared memory
   std::conditional_t<S::kTurns, TurnedScores<S>, CodedScores<S>> scores_;
   unsigned values_;  // the operands of the values in shared memory

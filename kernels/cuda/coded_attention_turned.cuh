@@ -46,7 +46,6 @@ class TurnedScores : public StepScales<S> {
     add_class(kNarrowClass, end_[kWideFast], end_[kNarrowSlow], end_[kNarrowFast], rows, scores);
     if (end_[kWideFast] > 0) add_class(kWideClass, 0, end_[kWideSlow], end_[kWideFast], rows, scores);
     add_means(scores);
-    this->drop_behind(valid, scores);
   }
 
  private:

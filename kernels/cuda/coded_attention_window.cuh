@@ -143,7 +143,9 @@ class WindowWarp {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const bool counts = begin + g + 8 * r < end_of_head;
-        scores[i][r] = counts ? products[i / 2][2 * r + i % 2] * p_.score_scale : -INFINITY;
+        float score = products[i / 2][2 * r + i % 2] * p_.score_scale;
+        if (p_.soft_cap > 0) score = soft_capped(score, p_.soft_cap);
+        scores[i][r] = counts ? score : -INFINITY;
       }
       tops[i] = fmaxf(scores[i][0], scores[i][1]);
     }

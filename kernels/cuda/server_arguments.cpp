@@ -26,7 +26,7 @@ const char* rows_problem(const oscar_paged_rows& rows, int alignment) {
   return nullptr;
 }
 
-const char* batch_problem(int batch, int split_batch, int q_heads, int kv_heads, float softmax_scale) {
+const char* batch_problem(int batch, int split_batch, int q_heads, int kv_heads, float softmax_scale, float soft_cap) {
   if (batch < 1 || kv_heads < 1 || q_heads % kv_heads != 0) {
     return "batch and heads must be positive, and num_q_heads a multiple of num_kv_heads";
   }
@@ -34,6 +34,7 @@ const char* batch_problem(int batch, int split_batch, int q_heads, int kv_heads,
   if (split_batch < 0) return "split_batch must not be negative";
   if (q_heads < kv_heads || q_heads > 16 * kv_heads) return "a KV head must serve 1 to 16 query heads";
   if (!(softmax_scale > 0) || !std::isfinite(softmax_scale)) return "softmax_scale must be positive";
+  if (!(soft_cap >= 0) || !std::isfinite(soft_cap)) return "soft_cap must be positive, or 0";
   return nullptr;
 }
 

@@ -14,7 +14,8 @@ namespace oscar::cuda {
 /// Returns what is wrong with rows that are read or written `alignment` bytes at a time; null: nothing.
 [[nodiscard]] const char* rows_problem(const oscar_paged_rows& rows, int alignment);
 
-[[nodiscard]] const char* batch_problem(int batch, int split_batch, int q_heads, int kv_heads, float softmax_scale);
+[[nodiscard]] const char* batch_problem(int batch, int split_batch, int q_heads, int kv_heads, float softmax_scale,
+                                        float soft_cap);
 [[nodiscard]] const char* table_problem(const oscar_page_table& table);
 
 /// Returns what is wrong with the pages of a coded cache, or with the table for oscar_coded_pack() and

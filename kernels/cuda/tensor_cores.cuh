@@ -95,6 +95,12 @@ __device__ __forceinline__ float fast_exp2(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(out) : "f"(x));
   return out;
 }
+inline constexpr float kLog2E = 1.4426950408889634F;
+
+/// cap tanh(x / cap) for x and cap in units of 1 / log2(e), off by 2^-21 cap. tanh.approx would be off by 2^-11 of it.
+__device__ __forceinline__ float soft_capped(float x, float cap) {
+  return cap - __fdividef(2 * cap, 1 + fast_exp2(x * (2 * kLog2E / cap)));
+}
 
 /// Returns the value itself, which the compiler then keeps in a register instead of computing it again wherever it is
 /// used.

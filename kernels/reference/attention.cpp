@@ -22,7 +22,6 @@ std::span<const float> row_for(const CacheRows& rows, std::int64_t j, std::int64
 
 /// Returns the shares of a softmax over what the rule makes of the scores of keys 0 to `position`.
 std::vector<double> softmax(std::vector<double> scores, std::int64_t position, int head, const ScoreRule* rule) {
-  const double cap = rule != nullptr ? rule->soft_cap : 0;
   const bool has_sink = rule != nullptr && !rule->sinks.empty();
   const double sink = has_sink ? double{rule->sinks[static_cast<std::size_t>(head)]} : -INFINITY;
   const std::int64_t first_seen =
@@ -30,7 +29,7 @@ std::vector<double> softmax(std::vector<double> scores, std::int64_t position, i
   double highest = sink;
   for (std::int64_t j = 0; j <= position; ++j) {
     double& score = scores[static_cast<std::size_t>(j)];
-    if (cap > 0) score = cap * std::tanh(score / cap);
+    if (rule != nullptr) score = rule->capped(score);
     if (j < first_seen) score = -INFINITY;
     highest = std::max(highest, score);
   }
@@ -79,8 +78,8 @@ Attention attend(const Query& query, const CacheRows& keys, const CacheRows& val
   return found;
 }
 
-Attention attend_exactly(const Query& query, const CacheRows& keys, const CacheRows& values) {
-  return attend(query, keys, values, {std::numeric_limits<int>::max(), 0});
+Attention attend_exactly(const Query& query, const CacheRows& keys, const CacheRows& values, const ScoreRule* rule) {
+  return attend(query, keys, values, {std::numeric_limits<int>::max(), 0}, rule);
 }
 
 namespace {

@@ -50,7 +50,8 @@ struct Attention {
                                const ScoreRule* rule = nullptr);
 
 /// Attention over rows that nothing is packed of: queries of every precision read them as stored.
-[[nodiscard]] Attention attend_exactly(const Query& query, const CacheRows& keys, const CacheRows& values);
+[[nodiscard]] Attention attend_exactly(const Query& query, const CacheRows& keys, const CacheRows& values,
+                                       const ScoreRule* rule = nullptr);
 
 // What a mixed-precision cache does to the attention of a query: the sums of AttentionErrors, by their definitions in
 // kernels/README.md.

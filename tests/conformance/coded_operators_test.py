@@ -239,6 +239,19 @@ class CodedTest(OperatorTest):
         cache.turned = {"k_turn": turn, "k_positions": positions, "k_far": far}
         self.check_decode(cache)
 
+    @each({"dim": dim, "per_head": per_head, "turns": turns, "soft_cap": cap} for dim in ((64, 128, 256) if ON_CUDA else (64,))
+          for per_head in ((1, 4, 6, 16) if ON_CUDA else (4,)) for turns in (False, True) for cap in (0.5, 30))
+    def test_soft_caps(self, turns, **shape):
+        """Scores of a spread of 5 or so; what lies behind a sequence's end, and a query of zeros, have a score of 0 or none."""
+        cache = CodedCache(DEVICE, lengths="700 64 9" if ON_CUDA else "40 9 1", most=3, tokens=2, peak=5, **shape)
+        cache.q[1, 0, 0] = 0
+        cache.fill()
+        if turns:
+            turn, _, cache.keys = turning_layer(cache, False, cache.dim, False)
+            positions = torch.randint(0, 20000, (len(cache.lengths),), dtype=torch.int32, device=DEVICE)
+            cache.turned = {"k_turn": turn, "k_positions": positions, "k_far": False}
+        self.check_decode(cache)
+
     @each({"dim": dim, "per_head": per_head, "peak": peak} for dim in (64, 128) for per_head in (1, 4, 6) for peak in (1, 24))
     def test_scales_far_apart(self, **shape):
         """Weights times scales are integers of two bytes up to four query heads: what rounding leaves out of each of a step's 64 tokens is up to

@@ -168,9 +168,10 @@ def unaligned(shape):
     return torch.empty(shape.numel() + 1, dtype=BF16, device=DEVICE)[1:].view(shape)
 
 
-def attention(q, keys, values):
-    """q (query heads, d), keys and values (KV heads, tokens, d) -> outputs (query heads, d) and log-sum-exps, in float64."""
+def attention(q, keys, values, soft_cap):
+    """q (query heads, d), keys and values (KV heads, tokens, d) -> outputs (query heads, d) and log-sum-exps, in float64. soft_cap: 0: none."""
     scores = q.double().unflatten(0, (len(keys), -1)) @ keys.transpose(1, 2) * q.shape[-1]**-0.5
+    scores = soft_cap * (scores / soft_cap).tanh() if soft_cap else scores
     return (scores.softmax(-1) @ values).flatten(0, 1), scores.logsumexp(-1).flatten()
 
 
@@ -184,7 +185,7 @@ class CodedCache:
     either heads have the plans of cases.json, values that of the next head: in each size some head has 8-byte pieces of both."""
 
     def __init__(self, device, dim=128, page=16, lengths=LENGTHS, windows=9, kv_heads=2, per_head=3, most=None, plan=None, value_plan=None,
-                 window_page=16, tokens=None, peak=1):
+                 window_page=16, tokens=None, peak=1, soft_cap=0.0):
         def random():
             return " ".join(map(str, sorted(torch.randint(most + 1, (dim // 8,)).tolist(), reverse=True)))
 
@@ -195,6 +196,7 @@ class CodedCache:
             keys = CASES["coded_plans"][str(dim)]
             plans, kv_heads = [keys, [*keys[1:], keys[0]]], len(keys)
         self.device, self.dim, self.page, self.heads, lengths = device, dim, page, kv_heads, listed(lengths)
+        self.soft_cap = soft_cap
         self.turned, self.keys = {}, None  # of keys before RoPE: what attend() needs, and (rows, positions) -> keys in float64
         windows = [windows] * len(lengths) if isinstance(windows, int) else listed(windows)
 
@@ -254,7 +256,7 @@ class CodedCache:
             own = self.window_table[b][:-(-window // self.windows[0].shape[1])].long()
             k, v = (torch.cat([rows[first:first + length], window_rows[own].flatten(0, 1)[:window].double()]).transpose(0, 1)
                     for rows, window_rows in zip(packed, self.windows))
-            out.append(attention(self.q[b] if self.q.dim() == 3 else self.q[b, -1 - unseen], k, v))
+            out.append(attention(self.q[b] if self.q.dim() == 3 else self.q[b, -1 - unseen], k, v, self.soft_cap))
             first += length
         return [torch.stack(each) for each in zip(*out)]
 
@@ -267,7 +269,7 @@ class CodedCache:
             self.pages.flatten(1)[:, end - 4 * self.page:end].random_(least, 140)
 
     def attend(self, **options):
-        return ops.coded_decode(self.q, self.pages, self.layout, self.places, *self.tables(), **self.turned, **options)
+        return ops.coded_decode(self.q, self.pages, self.layout, self.places, *self.tables(), soft_cap=self.soft_cap, **self.turned, **options)
 
     def pack(self, slots, pages=None, **rows):
         """The pages after rows were packed into pages full of 0xA5, or into these."""

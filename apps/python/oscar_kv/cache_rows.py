@@ -226,14 +226,15 @@ class LayerRows:
         return partial(self._attend_step, clock)
 
     def _attend_step(self, clock: DecodeClock, query: Tensor, mask: Tensor | None, scaling: float, rule: ScoreRule) -> Tensor:
-        if mask is not None or rule.soft_cap:
+        if mask is not None:
             packed = max(self.length - self.recent - self.sink, 0)  # by the calls before
             return self._attend(self.window(packed), packed, self.length, query, mask, scaling, rule)
         rule.check(self.sides[0])
         q, rings = self.sides[0].queries(query[:, :, 0])[:, None], [ring.flatten(0, 1).unflatten(0, (-1, RING_PAGE)) for ring in self.ring]
         tables = clock.pages[0], clock.lengths[0], clock.pages[1], clock.lengths[1]
         stream = torch.cuda.current_stream(q.device).cuda_stream if q.device.type == "cuda" else 0
-        out, lse = (x[:, 0] for x in self._packed.decode(self._cache(), q.contiguous(), rings, tables, scaling, stream, clock.sinks))
+        found = self._packed.decode(self._cache(), q.contiguous(), rings, tables, scaling, stream, clock.sinks, soft_cap=rule.soft_cap)
+        out, lse = (x[:, 0] for x in found)
         native = self.sides[1].native(out.bfloat16())
         rule.apply_sinks(native, lse)
         return native.to(query.dtype)[:, :, None]

@@ -10,8 +10,8 @@ the last `recent` tokens) and packed between them, rounded as `oscar verify` rou
   if j < sink or j > i - recent, as `verify` counts; a prompt given at once sees itself exactly, as in a server's prefill.
 - model.set_attn_implementation(oscar_kv.PACKED_ATTENTION) stays in transformed coordinates and gives each token its own
   windows, however many come at once: calls of one token on CUDA by the kernels of liboscar_torch.so where they know the set's
-  shapes, else in torch over unpacked rows (cache_rows.py); PackedCache.path says which, and why. Padded calls, those of
-  several tokens, and scores with soft caps are read in torch in either case.
+  shapes, else in torch over unpacked rows (cache_rows.py); PackedCache.path says which, and why. Padded calls and those
+  of several tokens are read in torch in either case.
 Keys that are stored before RoPE are taken for keys of the positions 0, 1, 2 …: padding before a prompt, which moves them, costs quality;
 those of LongRoPE, whose frequencies change with the length, are read in torch. Rows that the kernels do not take are packed on the CPU. Padding counts as tokens. Non-goals: taking back
 tokens (crop).
@@ -117,7 +117,6 @@ class PackedLayer(CacheLayerMixin):
             "as asked for" if asked == "torch" else None,
             why_no_decode(getattr(self._config, "num_attention_heads", key_states.shape[1]), key_states.shape[1]),
             "LongRoPE turns keys of long texts by other frequencies" if self._layer.key.rotary and self._layer.key.rotary.near_context else None,
-            "soft caps" if getattr(self._config, "attn_logit_softcapping", None) else None,
             None if self._in_transformed_coordinates() else f"the model's attention is not {PACKED_ATTENTION}",
             None if asked == "kernel" and device.type == "cpu" else on_cuda,
             None if self.rows.recent > 0 else "no recent tokens are kept as they are")), None)

@@ -140,13 +140,13 @@ class PackedSlots:
         return {"k_turn": self._turn, "k_positions": positions.to(self._turn.device, torch.int32), "k_far": is_far}
 
     def decode(self, cache: Tensor, q: Tensor, windows: list[Tensor], tables: tuple[Tensor, ...], scaling: float, stream: int = 0,
-               first: Tensor | None = None, is_far: bool = False) -> tuple[Tensor, Tensor]:
+               first: Tensor | None = None, is_far: bool = False, soft_cap: float = 0.0) -> tuple[Tensor, Tensor]:
         """q: bfloat16 (sequences, tokens, query heads, d) -> out of that shape, lse float32 (sequences, tokens, query heads). windows: pools of
         keys and values; tables: pages and lengths of the history, and of the window, of each sequence. stream: whose calls share a
         workspace. first: of keys that are stored before RoPE, int32 (sequences), the position of each history's first token, whose others
         follow one by one; is_far: as in write()."""
         rows = (q if q.shape[1] > 1 else q[:, 0], cache[:, 0], self._layout, self._tables, *tables[:2], *windows, *tables[2:])
-        options = {"softmax_scale": scaling, **self._turned(first, is_far)}
+        options = {"softmax_scale": scaling, "soft_cap": soft_cap, **self._turned(first, is_far)}
         out, lse = torch.ops.oscar.coded_decode(*rows, **options, workspace=_workspace_of(rows, options, stream))
         return out.reshape(q.shape), lse.reshape(q.shape[:3])
 

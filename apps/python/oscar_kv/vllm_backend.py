@@ -9,7 +9,7 @@ work. A prompt's tokens see each other as they are, those of earlier chunks as t
 vLLM asks each layer for the size of a token and of a block while a server starts, when its weights are there and its cache is not.
 The interface is that of vLLM 0.32 and 0.33 (vllm/v1/attention/backend.py, backends/fa_utils.py, kv_cache_interface.py). On CUDA, requests of at most 8 new tokens are
 read by kernels, all at once, where these know the set (packed_layer.py); steps of such requests alone can be CUDA graphs. Others
-are read a request at a time, on any device, in pieces of bounded size (chunk_attention.py). Soft caps are not for the kernels; sinks are applied to outputs, whatever read them (score_rule.py). A layer without keys of its own reads what another has (Gemma 4). In a hybrid, layers
+are read a request at a time, on any device, in pieces of bounded size (chunk_attention.py). Sinks are applied to outputs, whatever read them (score_rule.py). A layer without keys of its own reads what another has (Gemma 4). In a hybrid, layers
 of linear attention or Mamba keep vLLM's states, in blocks as large as those of tokens. Non-goals, refused: ALiBi, more ranks than KV heads.
 """
 import logging
@@ -353,8 +353,6 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
             self.packed = _slots_of(layer.layer_name, self.shape, self.block_size or block_size, device, self.dtype)
             self.rule.check(self.packed.sides[0])
             self._is_far = self.packed.far(self._longest)
-            if self.rule.soft_cap and self.packed.path == "kernels":
-                self.packed.path = "torch: soft caps"
         return self.packed
 
     def forward(self, layer: Any, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor,
@@ -418,7 +416,7 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
         """New tokens of requests, whose outputs are written. turned: their queries, rotated."""
         pages = [copies[:, None] for copies in self.source._copies]  # of one token
         out, lse = packed.decode(kv_cache, turned.unflatten(0, (step.requests, -1)), pages, step.tables, self.scale, first=step.first,
-                                 is_far=self.source._is_far)
+                                 is_far=self.source._is_far, soft_cap=self.rule.soft_cap)
         native = output[:len(turned)] if step.gather is None else torch.empty_like(turned)
         packed.turn_back(out.flatten(0, 1), native)
         self.rule.apply_sinks(native, lse.flatten(0, 1))

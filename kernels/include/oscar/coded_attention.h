@@ -4,6 +4,7 @@
  *
  *   out[b, h] = softmax(scale * q[b, h] K_b^T) V_b      over the window tokens and the history tokens of sequence b
  *
+ * With a soft cap c, scores s = scale * q[b, h] k become c tanh(s / c) before their softmax, off by 2^-21 c at most.
  * Queries, keys and values are in the coordinates of the coded set: keys (k - mean) W_k, queries q R_k, values v W_v; the
  * caller multiplies outputs by R_v. Keys that are stored before RoPE (oscar_coded_turn) are turned as they are read: queries and keys of
  * the window then are the model's own. Windows hold all channels in bfloat16. A result depends to the bit on its own sequence and on
@@ -121,6 +122,7 @@ typedef struct {
   int32_t batch, num_q_heads;            /* num_q_heads / layout.num_kv_heads: 1 to 16 */
   int32_t query_tokens;                  /* 1 to 8 */
   float softmax_scale;                   /* positive */
+  float soft_cap;                        /* 0: none */
   int32_t split_batch;                   /* the batch size that sequences are cut for; 0: batch */
   const void* q;                         /* bfloat16 (batch, query_tokens, num_q_heads, head_dim), 16-byte aligned */
   const void* pages;                     /* 16-byte aligned; page_size: 4 to 256 */

@@ -76,6 +76,7 @@ TEST_CASE("coded_decode refuses what it cannot do, and says why") {
   refused([](auto& a) { a.split_batch = -1; }, "split_batch must not");
   refused([](auto& a) { a.layout.head_dim = 96; }, "head_dim must be");
   refused([](auto& a) { a.softmax_scale = 0; }, "softmax_scale");
+  refused([](auto& a) { a.soft_cap = -1; }, "soft_cap");
   refused([](auto& a) { a.k_window.page_stride = std::int64_t{1} << 31; }, "strides");
   refused([](auto& a) { a.v_window.token_stride += 8; }, "must be aligned");
   refused([](auto& a) { a.history.page_size = 48; }, "page_size");
