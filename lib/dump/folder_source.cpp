@@ -124,7 +124,7 @@ class FolderStream : public LayerStream {
     const std::int64_t tokens = out.sequences.back().end;
     out.view = {view(files->q, chunk.q, tokens), view(files->k, chunk.k, tokens), view(files->v, chunk.v, tokens)};
     out.owner = files;
-    out.where = chunk.q.file.string();
+    out.where = where(chunk);
     return true;
   }
 
@@ -132,7 +132,7 @@ class FolderStream : public LayerStream {
   bool skip(QkvChunk& out) override {
     if (next_ == chunks_.size()) return false;
     const DumpChunk& chunk = chunks_[next_++];
-    out = {.view = {}, .owner = nullptr, .sequences = ranges_of(chunk.seq_lens), .where = chunk.q.file.string()};
+    out = {.view = {}, .owner = nullptr, .sequences = ranges_of(chunk.seq_lens), .where = where(chunk)};
     out.view = {without_rows(chunk.q), without_rows(chunk.k), without_rows(chunk.v)};
     for (HeadsView* rows : {&out.view.q, &out.view.k, &out.view.v}) rows->num_tokens = out.sequences.back().end;
     return true;
@@ -144,6 +144,11 @@ class FolderStream : public LayerStream {
   struct Files {
     MappedFile q, k, v;
   };
+
+  /// Of q, k and v.
+  static std::string where(const DumpChunk& chunk) {
+    return chunk.q.file.parent_path().parent_path().string() + ", chunk " + std::to_string(chunk.number);
+  }
 
   static HeadsView without_rows(const ChunkTensor& tensor) {
     const std::vector<std::int64_t>& shape = tensor.location.shape;

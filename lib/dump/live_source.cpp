@@ -42,6 +42,7 @@ std::vector<SequenceSlot> sequence_slots(const std::vector<TokenSequence>& seque
 struct RowShape {
   DType dtype;
   int num_heads, num_kv_heads, head_dim, value_dim;
+  friend bool operator==(const RowShape&, const RowShape&) = default;
 };
 
 /// The rows of one layer in memory: what a running model is captured into, and a fit reads.
@@ -245,6 +246,7 @@ class Source : public LiveSource {
     if (wanted.empty()) wanted = config_.cache_layers();
     std::sort(wanted.begin(), wanted.end());
     wanted.erase(std::unique(wanted.begin(), wanted.end()), wanted.end());
+    const RowShape usual = shape_of(config_.cache_layers().front());
     for (const int layer : wanted) {
       if (layer < 0 || layer >= config_.num_layers) {
         throw UsageError("the model has no layer " + std::to_string(layer), "--layers",
@@ -259,6 +261,10 @@ class Source : public LiveSource {
       if (!config_.block(layer).has_cache()) {
         throw UsageError("layer " + std::to_string(layer) + " has no keys and values", "--layers",
                          "leave out layers without softmax attention");
+      }
+      if (shape_of(layer) != usual) {
+        throw UsageError("layer " + std::to_string(layer) + " has other heads than the model's caches that grow",
+                         "--layers", "leave it out: a dump, and a set, has heads of one number and size");
       }
     }
     layer_ids_ = std::move(wanted);

@@ -33,7 +33,7 @@ struct QkvChunk {
   QkvView view;
   std::shared_ptr<const void> owner;               // of what the views refer to; null: the source itself
   std::vector<SequenceRange> sequences;            // cover the chunk, relative to its first token
-  std::string where;                               // for error messages: file or "layer 3, sequence 7"
+  std::string where;                               // for error messages: "dump/layer_3, chunk 7"
   std::vector<std::int64_t> first_positions = {};  // of the sequences; empty: each begins at 0
   const char* remedy = "dump this layer again";    // of errors in its rows
 };

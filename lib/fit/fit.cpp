@@ -172,6 +172,7 @@ Set fit(const Statistics& statistics, const FitOptions& asked, Backend& backend,
   require_same_data(statistics);
   require_windows(statistics, options.windows);
   const FitPlan plan = plan_for(statistics, options, status);
+  for (const LayerStatistics& layer : statistics.layers) plan.require_groups(layer.key_dim, layer.value_dim);
   Set set;
   set.model = statistics.model, set.calibration = calibration_of(statistics.data), set.windows = options.windows;
   set.recipe = {{"name", options.recipe}};

@@ -11,6 +11,7 @@
 
 #include "base/errors.hpp"
 #include "base/text.hpp"
+#include "kernels/arguments.hpp"
 #include "method/compose.hpp"
 
 namespace oscar {
@@ -155,6 +156,13 @@ std::set<Moment> FitPlan::moments() const {
   if (coded) all = {Moment::kFisher, Moment::kQqt, Moment::kVtv};
   for (const auto& [name, recipe] : rotations) all.merge(recipe.moments());
   return all;
+}
+
+void FitPlan::require_groups(int key_dim, int value_dim) const {
+  for (const auto& [name, recipe] : rotations) {
+    (void)checked_group_size(*recipe.codecs.key, key_dim);
+    (void)checked_group_size(*recipe.codecs.value, value_dim);
+  }
 }
 
 std::optional<std::pair<double, double>> parse_clip(const std::string& text) {

@@ -67,6 +67,8 @@ struct FitPlan {
 
   /// Returns the moments that must be known before anything is solved.
   [[nodiscard]] std::set<Moment> moments() const;
+  /// Throws UsageError if groups of channels do not divide the rows of a layer.
+  void require_groups(int key_dim, int value_dim) const;
 };
 
 /// Checks the options and makes a plan of them. codable: whether the coded cache takes the model's heads; where it does

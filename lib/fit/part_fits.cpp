@@ -131,6 +131,9 @@ void choose_clips(const Statistics& statistics, const FitOptions& options, const
   part.key_clip_scalar = key_sum.empty() ? key : best_clip_ratio(key_sum);
   part.value_clip_scalar = value_sum.empty() ? value : best_clip_ratio(value_sum);
   part.has_clip_ratios = true;
+  if (key_sum.empty() && options.clip == "auto") {  // nothing to fit them on
+    part.recipe["clip"] = fmt::format("{},{}", key, value), part.recipe["clip_granularity"] = "layer";
+  }
   if (!key_sum.empty()) part.recipe["clip_sample"] = describe(statistics.layers.back().sample, *statistics.clip);
 }
 

@@ -75,7 +75,7 @@ bool PartialFolder::has(int layer_id) const { return fs::exists(file_of(layer_id
 
 void PartialFolder::remove(const fs::path& folder) {
   std::error_code ignored;
-  for (const fs::path& name : fs::exists(folder) ? list_files(folder) : std::vector<fs::path>()) {
+  for (const fs::path& name : fs::exists(folder / kRecord) ? list_files(folder) : std::vector<fs::path>()) {
     const std::string text = whole_name(name);
     const bool kept = text.starts_with("layer_") || text.starts_with("hidden_");
     if (text == kRecord || (kept && text.find(".safetensors") != text.npos)) fs::remove(folder / name, ignored);

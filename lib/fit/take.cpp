@@ -240,6 +240,8 @@ Statistics take(const FitData& data, const FitOptions& options, const OpenPartia
                 Status& status) {
   const FitPlan plan = plan_parts(options, data.uncodable.empty());
   if (plan.coded && !data.uncodable.empty()) throw_not_coded(data.uncodable);
+  const ModelIdentity& model = data.source.model();
+  if (model.head_dim > 0) plan.require_groups(model.head_dim, model.value_dim > 0 ? model.value_dim : model.head_dim);
   TakeOptions taken{.moments = plan.moments(), .windows = options.windows, .coded = plan.coded, .uncentred = {}};
   if (!plan.rotations.empty() && options.clip == "auto") taken.clip = options.clip_fit;
   if (taken.moments.empty()) taken.moments = {Moment::kVtv};  // a file has sums

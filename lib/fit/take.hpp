@@ -72,7 +72,7 @@ class PartialFolder {
   [[nodiscard]] const std::filesystem::path& path() const noexcept { return folder_; }
   [[nodiscard]] std::filesystem::path file_of(int layer_id) const;
   [[nodiscard]] bool has(int layer_id) const;
-  /// Once the whole is written: takes away what such folders hold, and the folder if nothing else is in it.
+  /// Once the whole is written: takes away what such a folder holds, and the folder if nothing else is in it.
   static void remove(const std::filesystem::path& folder);
 
  private:

@@ -171,7 +171,7 @@ HeldSequence hold(const KvMethod& method, int layer_id, const QkvView& qkv,
   const SequenceRange history{std::min<std::int64_t>(method.windows.sink, qkv.k.num_tokens), qkv.k.num_tokens};
   const auto decode = [&](const KvSide& side, HeadsView x, DecodedRows& decoded) -> HeadsView {
     if (side.method == nullptr || !side.quantized) return {};
-    decoded.rows = reconstruct(*side.method, x, history, {method.rotary, precision, &backend}, take_spare_rows());
+    decoded.rows = reconstruct(*side.method, x, history, {layer.rotary, precision, &backend}, take_spare_rows());
     return heads_view(decoded.rows, x.num_tokens, x.num_heads, x.head_dim);
   };
   input.decoded_k = decode(layer.key, qkv.k, held.decoded_k);

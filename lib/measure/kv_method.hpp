@@ -92,6 +92,8 @@ struct KvLayer {
   KvSide key, value;
   int num_kv_heads = 1;
   int value_dim = 0;  // of values, if it is not head_dim; else 0
+  /// How keys turn, for methods that quantise them before RoPE; without it they quantise keys as they are.
+  std::optional<Rotary> rotary = {};
 
   [[nodiscard]] HistoryCodecs codecs() const;
   /// A sequence in this layer's coordinates; refers to this layer's transforms.
@@ -106,9 +108,8 @@ struct KvMethod {
   std::map<int, KvLayer> layers;
   /// One line: what it is, and what stands in for what cannot be known.
   std::string description;
-  /// Its authors quantise keys before RoPE, which `rotary` then is; without it keys are quantised as they are.
+  /// Its authors quantise keys before RoPE.
   bool before_rope = false;
-  std::optional<Rotary> rotary = {};
 
   /// Throws DataError that names the method and the layer if it has none.
   [[nodiscard]] const KvLayer& layer(int layer_id) const;

@@ -209,7 +209,9 @@ void require_semidefinite(const LayerStatistics& layer, const std::string& where
     check_eigenvalues(layer.first.fisher->base_query, "fisher.base_query", place);
     check_eigenvalues(layer.first.fisher->base_key, "fisher.base_key", place);
   }
-  if (layer.sst) check_eigenvalues(layer.sst->sums, "sst.sums", place);
+  if (!layer.sst) return;
+  require_nonzero(layer.sst->sums, "sst.sums", place);
+  check_eigenvalues(layer.sst->sums, "sst.sums", place);
 }
 
 }  // namespace oscar

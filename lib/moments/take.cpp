@@ -123,6 +123,10 @@ bool all_finite(std::span<const double> values) {
   return std::ranges::all_of(values, [](double v) { return std::isfinite(v); });
 }
 
+bool all_positive(std::span<const double> values) {
+  return std::ranges::all_of(values, [](double v) { return v > 0; });
+}
+
 bool is_finite(const MomentSums& sums) { return all_finite(sums.sums.data) && all_finite(sums.total); }
 
 bool is_finite(const AdditiveMoments& sums) {
@@ -164,22 +168,19 @@ Sums take_blocks(LayerStream& layer, const WorkShape& shape, const Zero& zero, c
   return std::move(*total);
 }
 
-/// A model computes no head of zeros, nor one whose squares leave float32, in which covariances are kept.
-void require_values(const AdditiveMoments& moments, LayerStream& layer) {
-  for (const auto& [moment, sums] : moments.sums) {
-    for (int head = 0; head < sums.sums.count; ++head) {
-      const std::span<const double> squares = sums.sums[head];
-      const double largest = std::ranges::max(squares) / sums.total[static_cast<std::size_t>(head)];
-      if (largest >= std::numeric_limits<float>::min() && largest <= std::numeric_limits<float>::max()) continue;
-      QkvChunk first;
-      layer.rewind();
-      (void)layer.skip(first);
-      const std::string rows = moment == Moment::kQqt ? "q" : moment == Moment::kKtk ? "k" : "v";
-      throw DataError(
-          (largest > 1 ? "a " : "every ") + rows + " of KV head " + std::to_string(head) +
-              (largest == 0 ? " is zero" : " is so small, or so large, that float32 cannot hold its square"),
-          first.where, first.remedy + std::string(", or leave it out with --layers"));
-    }
+/// A model computes no head of zeros, nor one whose squares leave float32, in which covariances are kept. Values that
+/// have no weight have keys of zeros.
+void require_values(const MomentSums& sums, const std::string& rows, LayerStream& layer) {
+  for (int head = 0; head < sums.sums.count; ++head) {
+    const double total = sums.total[static_cast<std::size_t>(head)];
+    const double largest = total > 0 ? std::ranges::max(sums.sums[head]) / total : 0;
+    if (largest >= std::numeric_limits<float>::min() && largest <= std::numeric_limits<float>::max()) continue;
+    QkvChunk first;
+    layer.rewind();
+    (void)layer.skip(first);
+    throw DataError((largest > 1 ? "a " : "every ") + (total > 0 ? rows : "k") + " of KV head " + std::to_string(head) +
+                        (largest == 0 ? " is zero" : " is so small, or so large, that float32 cannot hold its square"),
+                    first.where, first.remedy + std::string(", or leave it out with --layers"));
   }
 }
 
@@ -210,7 +211,12 @@ AdditiveMoments take(LayerStream& layer, const SumsWanted& wanted, Backend& back
     add(chunks, wanted.windows, backend, sums);
   };
   AdditiveMoments total = take_blocks<AdditiveMoments>(layer, backend.work_shape(), zero, add_call);
-  require_values(total, layer);
+  for (const auto& [moment, sums] : total.sums) {
+    require_values(sums, moment == Moment::kQqt ? "q" : moment == Moment::kKtk ? "k" : "v", layer);
+  }
+  if (total.fisher && all_positive(total.fisher->weight)) {  // else there is no history
+    require_values({total.fisher->key, total.fisher->weight}, "k", layer);
+  }
   return total;
 }
 
@@ -224,7 +230,9 @@ MomentSums take_sst(LayerStream& layer, const MatrixStack& query_covariance, Bac
     backend.accumulate_weighted_grams(views_of(chunks, &QkvView::k), query_covariance, views_of(chunks, &QkvView::v),
                                       moments.sums, moments.total);
   };
-  return take_blocks<MomentSums>(layer, backend.work_shape(), zero, add_call);
+  MomentSums sums = take_blocks<MomentSums>(layer, backend.work_shape(), zero, add_call);
+  require_values(sums, "v", layer);
+  return sums;
 }
 
 }  // namespace oscar

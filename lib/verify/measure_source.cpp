@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "verify/measure_source.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <atomic>
 #include <numeric>
@@ -35,6 +37,17 @@ void take_attention(const MeasurePlan& plan, Backend& backend, int id, const Qkv
   found.queries += std::ssize(sampled_positions(sequence.q.num_tokens, stride));
 }
 
+/// Throws DataError unless the rows of a layer have the channels that methods take.
+void require_channels(const KvLayer& layer, LayerStream& stream) {
+  const int value_dim = layer.value_dim > 0 ? layer.value_dim : layer.head_dim;
+  QkvChunk chunk;
+  stream.rewind();
+  if (!stream.skip(chunk) || (chunk.view.k.head_dim == layer.head_dim && chunk.view.v.head_dim == value_dim)) return;
+  throw DataError(fmt::format("keys and values have {} and {} channels, in the set {} and {}", chunk.view.k.head_dim,
+                              chunk.view.v.head_dim, layer.head_dim, value_dim),
+                  chunk.where, "give data of the set's model, or choose layers with --layers");
+}
+
 LayerMeasurements measure_layer(const MeasurePlan& plan, Backend& backend, int id, LayerStream& stream) {
   LayerMeasurements found;
   found.methods.resize(plan.methods.size());
@@ -45,6 +58,7 @@ LayerMeasurements measure_layer(const MeasurePlan& plan, Backend& backend, int i
   if (!plan.methods.empty()) {
     found.keys = keys_of_attention(lengths, stride, plan.windows);
     require_quantised(found.keys, "attention", "layer " + std::to_string(id), plan.windows);
+    require_channels(plan.methods.front().layer(id), stream);
   }
   found.moments = plan.take_moments(id, stream, found.tokens);
   if (plan.methods.empty()) return found;

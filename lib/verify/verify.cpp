@@ -19,19 +19,30 @@
 namespace oscar::verify {
 namespace {
 
-void require_same(const ModelIdentity& data, const char* what, const char* option, const Expectation& expected) {
-  const std::string &theirs = data.config_sha256, &measured = expected.model.config_sha256;
-  if (theirs.empty() || measured.empty() || theirs == measured) return;
-  throw DataError(std::string(what) + " of another model (" + data.id + ") than " + expected.origin, option,
-                  "give data of the same model, or verify with it alone");
+/// Numbers that both know.
+bool other_number(int a, int b) { return a > 0 && b > 0 && a != b; }
+
+bool other_heads(const ModelIdentity& a, const ModelIdentity& b) {
+  const auto value_dim = [](const ModelIdentity& model) {
+    return model.value_dim > 0 ? model.value_dim : model.head_dim;
+  };
+  return other_number(a.num_attention_heads, b.num_attention_heads) ||
+         other_number(a.num_key_value_heads, b.num_key_value_heads) || other_number(a.head_dim, b.head_dim) ||
+         other_number(value_dim(a), value_dim(b));
 }
 
-/// Numbers that both know.
 bool other_shape(const ModelIdentity& a, const ModelIdentity& b) {
-  constexpr std::array kSizes{&ModelIdentity::num_layers, &ModelIdentity::num_attention_heads,
-                              &ModelIdentity::num_key_value_heads, &ModelIdentity::head_dim};
-  return std::any_of(kSizes.begin(), kSizes.end(),
-                     [&](auto size) { return a.*size > 0 && b.*size > 0 && a.*size != b.*size; });
+  return other_number(a.num_layers, b.num_layers) || other_heads(a, b);
+}
+
+/// Data that do not name their model may be of some of its layers, but have its heads.
+void require_same(const ModelIdentity& data, const char* what, const char* option, const Expectation& expected) {
+  const std::string &theirs = data.config_sha256, &measured = expected.model.config_sha256;
+  const bool named = !theirs.empty() && !measured.empty();
+  if (named ? theirs == measured : !other_heads(data, expected.model)) return;
+  throw DataError(
+      std::string(what) + " of another model (" + (named ? data.id : "by its heads") + ") than " + expected.origin,
+      option, "give data of the same model, or verify with it alone");
 }
 
 bool failed(const std::vector<Check>& checks, const char* name) {
@@ -88,12 +99,29 @@ bool is_of_other_model(const ModelIdentity& own, const Expectation& expected, co
 }
 
 /// Methods that are measured another way than their authors run them.
-void warn_of_missing_rope(VerifyReport& report, const std::vector<KvMethod>& methods) {
-  const auto lacks_rope = [](const KvMethod& method) { return method.before_rope && !method.rotary; };
+void warn_of_missing_rope(VerifyReport& report, const std::vector<KvMethod>& methods, bool has_model) {
+  const auto lacks_rope = [](const KvMethod& method) {
+    return method.before_rope &&
+           std::ranges::any_of(method.layers, [](const auto& layer) { return !layer.second.rotary; });
+  };
   const std::string names = joined(methods | std::views::filter(lacks_rope), ", ", &KvMethod::name);
   if (names.empty()) return;
-  report.warnings.push_back("nothing tells the model's rope_theta: " + names +
-                            " quantise keys before RoPE, but are measured after it (--model tells)");
+  report.warnings.push_back(
+      (has_model ? "the model turns keys in a way that is not undone: " : "nothing tells the model's rope_theta: ") +
+      names + " quantise keys before RoPE, but are measured after it" + (has_model ? "" : " (--model tells)"));
+}
+
+/// How the keys of a layer turn, by the model, or where there is none by what is known of it; nothing where that does
+/// not tell.
+std::optional<Rotary> rotary_in(const LayerShape& layer, const ModelIdentity& model, const ModelRunner* runner) {
+  if (runner == nullptr) {
+    return model.rope_theta > 0 ? std::optional(plain_rotary(model.rope_theta, layer.head_dim)) : std::nullopt;
+  }
+  const MixerSpec& mixer = runner->config().block(layer.layer_id).mixer;
+  if (!runner->config().why_irreplaceable().empty() || !why_not_before_rope(mixer).empty()) return std::nullopt;
+  const Rotary still{rotary_pairs(layer.head_dim, 0, false),
+                     std::vector<float>(static_cast<std::size_t>(layer.head_dim / 2))};
+  return rotary_of(mixer).value_or(still);
 }
 
 /// One part, and what its structure and data tell of it.
@@ -207,7 +235,7 @@ void warn_of_score_rules(VerifyReport& report, const std::vector<KvMethod>& meth
 /// The methods that the options name, then the parts of the set, in its windows or their own. model: what is known of
 /// it. group_size: of the set's row codec; 0: the whole row. Throws UsageError for an unknown name.
 std::vector<KvMethod> methods_beside(std::vector<KvMethod> parts, const VerifyOptions& options,
-                                     const ModelIdentity& model, int group_size) {
+                                     const ModelIdentity& model, const ModelRunner* runner, int group_size) {
   std::vector<std::string> names = options.compare;
   if (names == std::vector<std::string>{"none"}) names.clear();
   if (names == std::vector<std::string>{"all"}) {
@@ -217,13 +245,12 @@ std::vector<KvMethod> methods_beside(std::vector<KvMethod> parts, const VerifyOp
   std::vector<LayerShape> shapes;
   for (const auto& [id, layer] : parts.front().layers) {
     shapes.push_back({id, layer.head_dim, std::max(layer.num_kv_heads, model.num_key_value_heads), layer.value_dim});
+    shapes.back().rotary = rotary_in(shapes.back(), model, runner);
   }
-  const auto rotary =
-      model.rope_theta > 0 ? std::optional(plain_rotary(model.rope_theta, shapes.front().head_dim)) : std::nullopt;
   std::vector<KvMethod> methods;
   for (const std::string& name : names) {
     const Windows windows = options.own_windows ? peer_named(name).windows : parts.front().windows;
-    methods.push_back(make_baseline(name, shapes, windows, group_size, rotary));
+    methods.push_back(make_baseline(name, shapes, windows, group_size));
   }
   std::ranges::move(parts, std::back_inserter(methods));
   return methods;
@@ -250,13 +277,13 @@ void measure(VerifyReport& report, const SetUnderTest& set, std::vector<PartFind
     require_quantised_texts(inputs.model_data, report.windows);
     if (model.num_key_value_heads == 0) model.num_key_value_heads = set.model.num_key_value_heads;
     if (model.rope_theta == 0) model.rope_theta = set.model.rope_theta;
-    measured.methods = methods_beside(std::move(own), options, model, group_size);
+    measured.methods = methods_beside(std::move(own), options, model, inputs.runner, group_size);
     constexpr std::int64_t kContext = 131072;          // tokens that bits per element are of
     for (const KvMethod& method : measured.methods) {  // figures come later
       const BitsPerElement bits = bits_per_element(method, kContext);
       report.methods.push_back({method.name, method.kind, method.description, method.windows, bits, {}, {}, {}});
     }
-    warn_of_missing_rope(report, measured.methods);
+    warn_of_missing_rope(report, measured.methods, inputs.runner != nullptr);
   }
   if (inputs.statistics) {
     DataMoments found;

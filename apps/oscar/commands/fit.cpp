@@ -287,7 +287,8 @@ void tell_part(const std::string& part, const std::string& what, const Set& set,
 void finish(const Set& set, double startup, double seconds, const FitCommand& command, const Backend& backend,
             Context& context) {
   const auto fitted = Clock::now();
-  write_set(command.out, set, parse_rotation_formats(command.formats), command.force);
+  const RotationFormats formats = parse_rotation_formats(command.formats);
+  write_set(command.out, set, formats, command.force);
   const double writing = seconds_since(fitted);
   Status& status = *context.status;
   Json parts = Json::object();
@@ -308,6 +309,9 @@ void finish(const Set& set, double startup, double seconds, const FitCommand& co
               status);
   }
   status.notice("wrote " + command.out.string());
+  if (!formats.pt && !set.rotations.empty()) {
+    status.notice("SGLang reads .pt files, which this set lacks: oscar convert SET NEW --format pt,h5 adds them");
+  }
   emit_json(context, {{"set", command.out.string()},
                       {"device", backend.description()},
                       {"recipe", set.recipe},
@@ -425,7 +429,7 @@ void run(FitCommand& command, Context& context) {
     const Set set = fit(statistics, command.fit, *backend, *context.status);
     finish(set, startup, seconds_since(context.started) - startup, command, *backend, context);
   }
-  if (command.resume) PartialFolder::remove(command.partial_folder());
+  PartialFolder::remove(command.partial_folder());
 }
 
 }  // namespace

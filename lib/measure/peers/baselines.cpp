@@ -84,19 +84,19 @@ MatrixStack hadamard_baseline_matrix(int dim) {
   return stack;
 }
 
-KvMethod make_baseline(const std::string& name, const std::vector<LayerShape>& layers, Windows windows, int group_size,
-                       std::optional<Rotary> rotary) {
+KvMethod make_baseline(const std::string& name, const std::vector<LayerShape>& layers, Windows windows,
+                       int group_size) {
   const Peer& peer = peer_named(name);
   KvMethod method{name, name == "bf16" ? MethodKind::kExact : MethodKind::kBaseline, windows, {}};
   method.description = peer.description;
   method.before_rope = peer.before_rope;
-  method.rotary = std::move(rotary);
   const bool decodes_histories = peer.key.reconstruct != nullptr;
   const auto key = std::make_shared<const SideMethod>(peer.key), value = std::make_shared<const SideMethod>(peer.value);
   Rotations rotations;
   for (const LayerShape& shape : layers) {
     KvLayer& layer = method.layers[shape.layer_id];
     layer.head_dim = shape.head_dim, layer.num_kv_heads = shape.num_kv_heads, layer.value_dim = shape.value_dim;
+    layer.rotary = shape.rotary;
     if (decodes_histories) {
       layer.key.method = key, layer.value.method = value;
       continue;

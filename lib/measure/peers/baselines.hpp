@@ -54,13 +54,14 @@ struct LayerShape {
   int layer_id = 0;
   int head_dim = 0;
   int num_kv_heads = 1;
-  int value_dim = 0;  // as in KvLayer
+  int value_dim = 0;  // as in KvLayer, like the next
+  std::optional<Rotary> rotary = {};
 };
 
-/// Makes a method for these layers. group_size: of naive, hadamard* and int*; others have their own. rotary: of keys,
-/// if known. Throws UsageError as peer_named.
+/// Makes a method for these layers. group_size: of naive, hadamard* and int*; others have their own. Throws UsageError
+/// as peer_named.
 [[nodiscard]] KvMethod make_baseline(const std::string& name, const std::vector<LayerShape>& layers, Windows windows,
-                                     int group_size, std::optional<Rotary> rotary = {});
+                                     int group_size);
 
 /// Returns Sylvester's Hadamard matrices / sqrt(n) on the diagonal, n the largest power of two that divides dim.
 [[nodiscard]] MatrixStack hadamard_baseline_matrix(int dim);

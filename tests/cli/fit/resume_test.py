@@ -53,6 +53,15 @@ class ResumeTest(unittest.TestCase):
                 for name in ("going", "at_once"):
                     shutil.rmtree(self.folder / name) if what == "--out" else (self.folder / name).unlink()
 
+    def test_what_was_kept_goes_with_a_fit_that_does_not_need_it(self):
+        mend = self.spoil(3)
+        fit = ["fit", "--dump", "dump", "--recipe", "oscar", "--clip", "off", "--out", "set"]
+        self.oscar(*fit, "--resume", status=1)
+        self.assertTrue((self.folder / "set.partial").exists())
+        mend()
+        self.oscar(*fit)
+        self.assertFalse((self.folder / "set.partial").exists())
+
     def test_a_layer_that_was_written_again_is_not_the_one_that_was_kept(self):
         fit = ["fit", "--dump", "dump", "--recipe", "oscar", "--resume", "--out", "set"]
         mend = self.spoil(3)

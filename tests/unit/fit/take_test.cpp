@@ -85,6 +85,7 @@ TEST_CASE("sums alone, as servers keep them, fit rotations, and ask for rows whe
   CHECK(parts_of_readers(set).at("sglang") == kRotationsName);
   CHECK(set.rotations.at(kRotationsName).windows == Windows{16, 32});
   CHECK(set.rotations.at(kRotationsName).key_clip_scalar == 0.96);
+  CHECK(set.rotations.at(kRotationsName).recipe["clip"] == "0.96,0.92");
   for (const char* const text : {"part coded is left out: it needs rows",
                                  "part with_means is left out: no sums of fisher", "the published constants"}) {
     CHECK_MESSAGE(notices.text.find(text) != std::string::npos, notices.text);

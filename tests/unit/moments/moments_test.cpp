@@ -177,6 +177,30 @@ TEST_CASE("a head of zeros, or whose squares leave float32, is refused by name")
   CHECK(taken(0, Moment::kKtk) == std::vector<double>{2});
 }
 
+TEST_CASE("a head of zeros among good ones is refused by name, whichever sums meet it") {
+  const auto backend = test::make_test_backend();
+  const auto taken = [&](Tensor test::MemoryChunk::*side, bool fisher) {
+    std::vector<test::MemoryChunk> chunks = random_chunks(60, 1, 6, 2, 4);
+    Tensor rows = convert(chunks[0].*side, DType::kF32);
+    for (std::size_t i = 0; i < rows.values<float>().size(); ++i) rows.values<float>()[i] *= i % 8 < 4 ? 1.0F : 0.0F;
+    chunks[0].*side = convert(rows, DType::kBF16);
+    test::MemoryStream layer(chunks);
+    if (fisher) return take(layer, {.moments = {Moment::kFisher}, .windows = {4, 8}}, *backend).fisher->weight;
+    return take_sst(layer, take(layer, Moment::kQqt, *backend).mean(), *backend).total;
+  };
+  CHECK_ERROR(taken(&test::MemoryChunk::k, false), DataError, "every k of KV head 1 is zero");
+  CHECK_ERROR(taken(&test::MemoryChunk::v, false), DataError, "every v of KV head 1 is zero");
+  CHECK_ERROR(taken(&test::MemoryChunk::k, true), DataError, "every k of KV head 1 is zero");
+  CHECK(taken(&test::MemoryChunk::v, true).size() == 2);
+}
+
+TEST_CASE("a head that feels nothing of the history is told from sequences without one") {
+  FisherSums sums(2, 4);
+  CHECK_ERROR((void)mean(sums, {4, 8}), DataError, "no sequence is longer than the windows");
+  sums.weight[0] = 1;
+  CHECK_ERROR((void)mean(sums, {4, 8}), DataError, "feels no error in keys of the history");
+}
+
 TEST_CASE("blocks end with the call in which they are full") {
   const auto chunks = random_chunks(kChunkTokens, 8, 2, 1, 4);
   CHECK(blocks_of(chunks, {}) == std::vector{3, 3, 2});

@@ -2,6 +2,7 @@
 // What a set is held against need not be its own, and a set need not be what it was: neither may change its manifest.
 #include "base/files.hpp"
 #include "dump/source.hpp"
+#include "support/synthetic.hpp"
 #include "unit/model/random_model.hpp"
 #include "unit/verify/sample.hpp"
 #include "verify/report/report.hpp"
@@ -68,6 +69,38 @@ TEST_CASE("a dump of another model than the one that is given is refused") {
   CHECK_ERROR(verified(path, inputs), DataError, "the dump is of another model");
   inputs.runner = nullptr;
   CHECK(verified(path, inputs).report.other_model);
+}
+
+TEST_CASE("a dump that does not name its model, but has other heads, is refused") {
+  const OtherModel other;
+  const fs::path path = written(other.folder, Sample::get().set);
+  Status& status = Sample::get().status;
+  write_dump(*open_live(*other.runner, {some_tokens(200)}, {}, status), other.folder / "dump", "pt", false, status);
+  fs::remove(other.folder / "dump/manifest.json");
+  const auto dump = open_dump(other.folder / "dump", {}, status);
+  VerifyInputs inputs = model_on({});
+  inputs.source = dump.get();
+  CHECK_ERROR(verified(path, inputs), DataError, "the dump is of another model (by its heads) than the model");
+}
+
+TEST_CASE("a dump with a layer of other heads than the set has is refused") {
+  const TemporaryFolder folder;
+  MemorySource source({{0, synthetic_layer({.tokens = 200, .query_heads = 3, .kv_heads = 1, .head_dim = 128})},
+                       {1, synthetic_layer({.tokens = 200, .query_heads = 3, .kv_heads = 1, .head_dim = 64})}});
+  VerifyInputs inputs;
+  inputs.source = &source;
+  CHECK_ERROR(verified(written(folder, Sample::get().set), inputs), DataError,
+              "have 64 and 64 channels, in the set 128");
+}
+
+TEST_CASE("layers of other heads than the caches that grow are refused before the model runs") {
+  const TemporaryFolder folder;
+  write_random_model("shared caches and layer inputs", folder / "model");
+  const auto runner = open_model(folder / "model");
+  Status& status = Sample::get().status;
+  CHECK_ERROR((void)open_live(*runner, {some_tokens(20)}, {.layers = {0, 1}}, status), UsageError,
+              "layer 0 has other heads than the model's caches that grow");
+  CHECK(open_live(*runner, {some_tokens(20)}, {}, status)->layer_ids() == std::vector{1, 3});
 }
 
 TEST_CASE("a summary does not go into a set whose files are not what its manifest lists") {

@@ -39,7 +39,7 @@ std::vector<double> softmax_kl(std::vector<test::MemoryChunk> chunks, const std:
 TEST_CASE("groups of tokens, scales of tokens and positions end with a sequence") {
   std::vector<KvMethod> methods;
   for (const char* name : {"kivi_g32", "kivi_g128", "kitty", "occam", "optr_centred", "rotatekv"}) {
-    methods.push_back(make_baseline(name, {{0, kDim, kKvHeads}}, {4, 16}, 0, plain_rotary(10000, kDim)));
+    methods.push_back(make_baseline(name, {{0, kDim, kKvHeads, 0, plain_rotary(10000, kDim)}}, {4, 16}, 0));
   }
   const test::MemoryChunk all = test::synthetic_layer({.tokens = kAll})[0];
   const auto part = [&](std::int64_t begin, std::int64_t end) {

@@ -16,8 +16,11 @@ struct RandomModel {
   std::vector<TokenSequence> text{some_tokens(300)};
   fs::path path;
 
-  explicit RandomModel(const std::string& name, bool centred = false) {
+  explicit RandomModel(const std::string& name, bool centred = false, const Json& rope = {}) {
     write_random_model(name, folder / "model");
+    const fs::path config = folder / "model/config.json";
+    Json members = read_json(config);
+    if (!rope.is_null()) members["rope_parameters"] = rope, write_json(config, members);
     runner = open_model(folder / "model");
     const auto source = open_live(*runner, text, {}, Sample::get().status);
     const FitOptions options{
@@ -27,12 +30,12 @@ struct RandomModel {
     path = written(folder, fit(take(FitData{*source}, options, {}, backend, status), options, backend, status));
   }
 
-  [[nodiscard]] Verified judged() const {
+  [[nodiscard]] Verified judged(const char* beside = "none") const {
     VerifyInputs inputs;
     inputs.runner = runner.get();
     inputs.model_data.texts = {some_tokens(120)};
     VerifyOptions options;
-    options.compare = {"none"};
+    options.compare = {beside};
     return verified(path, inputs, options);
   }
 };
@@ -51,6 +54,12 @@ TEST_CASE("sinks and soft caps are said, and that centred keys move what they se
   CHECK(caps.find(kShifts) == std::string::npos);
   const std::string plain = RandomModel("dense", true).judged().warnings;
   CHECK(plain.find("soft caps") == std::string::npos);
+}
+
+TEST_CASE("keys that turn by scaled angles are turned back for methods that quantise them before RoPE") {
+  const RandomModel model("dense", false, {{"rope_type", "linear"}, {"factor", 2.0}, {"rope_theta", 10000.0}});
+  CHECK(model.runner->config().identity.rope_theta == 0);
+  CHECK(model.judged("rotatekv").warnings.find("before RoPE") == std::string::npos);
 }
 
 TEST_CASE("latents, whose keys are wider than their values: read from a dump, refused in the model") {
