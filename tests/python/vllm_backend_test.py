@@ -221,18 +221,21 @@ class BackendTest(unittest.TestCase):
         self.check(coded_set(thin=(0,)))
 
     def test_prompts_by_flash_attention_of_the_server(self):
-        """It gets each prompt, and of a later chunk its own tokens and the pieces before them."""
+        """It gets a step's prompts, and of later chunks their own tokens and the pieces before them."""
         rotations, asked = coded_set(), []
         self.serve(rotations)
         server = Server()
 
-        def flash(q, keys, values, scaling, is_causal):
-            asked.append((q.shape[1], keys.shape[1], is_causal))
-            return chunk_attention.attention(q, keys, values, scaling, is_causal)
+        def flash(q, keys, values, scaling, lengths):
+            asked.append((lengths.queries, lengths.keys, lengths.is_causal))
+            return chunk_attention.attention(q, keys, values, scaling, lengths)
 
         server.layer.impl._attention = flash
-        self.run_steps(server, {"a": Expected(rotations, rows_of(100, 10))}, [{"a": 50}, {"a": 40}])
-        self.assertEqual(asked, [(50, 50, True), (40, 40, True), (40, 50, False)])
+        expected = {name: Expected(rotations, rows_of(100, seed)) for name, seed in (("a", 10), ("b", 20), ("c", 30))}
+        self.run_steps(server, expected, [{"a": 50}, {"b": 30, "a": 40, "c": 20}, {"a": 1, "c": 11, "b": 12}])
+        self.assertEqual(asked[:1], [([50], [50], True)])
+        self.assertEqual(asked[1:4], [([30, 20], [30, 20], True), ([40], [40], True), ([40], [50], False)])
+        self.assertEqual(asked[4:], [([1, 11, 12], [1, 11, 12], True), ([1, 11, 12], [90, 20, 30], False)])
 
     def uncentred(self, rotations):
         """A set whose keys have their mean, as `oscar fit --model` leaves it to such layers, and whose values do not."""
@@ -441,7 +444,7 @@ class BackendTest(unittest.TestCase):
             found = server.step({"a": drafts}, {"a": seen})["a"][:2].double()
             want = expected.step(seen, 2)
             self.assertLess(float((found - want).norm() / want.norm()), 0.01, seen)
-            self.assertEqual(server.metadata.requests == [], by_kernels)  # those that torch reads
+            self.assertEqual(server.metadata.prompts == [], by_kernels)  # those that torch reads
 
     def test_another_engine_of_a_process_serves_another_set(self):
         for part in (coded_set(), coded_set(sink=32)):

@@ -7,6 +7,7 @@ import shutil
 import signal
 import time
 import unittest
+from pathlib import Path
 
 import numpy as np
 import oscar_kv

@@ -145,7 +145,7 @@ class LaunchesTest(unittest.TestCase):
         made = builder(found, blocks=None)
         common = vllm_fakes.step_of(range(5), [1] * 4, [[0] * 12] * 4, [-1] * 4, range(4), [False] * 4, DEVICE)
         step = made.build(0, common)
-        self.assertEqual((step.decoded.requests, step.requests), (4, []))
+        self.assertEqual((step.decoded.requests, step.prompts), (4, []))
 
 
 class GraphTest(unittest.TestCase):

@@ -91,11 +91,7 @@ class Server:
         self.copies[step.kept[has_copy]] = numbers[has_copy]
         self.copies[step.restored[1]] = self.cache[step.restored[0]] + PACKED
         self.restored += len(step.restored[0])
-        for request, token, slot in self.windows.windows(table, before):
-            copies = self.windows.copies(slot)
-            test.assertTrue((copies >= 0).all())
-            test.assertTrue((self.copies[copies] % PACKED == self.cache[slot]).all())
-        self.check_parts(test, table, before)
+        self.check_rows_before(test, table, before)
         for request, count in batch:
             request[1] += count
 
@@ -118,16 +114,17 @@ class Server:
         test.assertEqual(int(kept[-1]), -1)
         return WindowStep(kept[:-1].long(), (before[:0],) * 3)
 
-    def check_parts(self, test, table, before):
-        """Windows and history are all tokens before a step, each once."""
-        parts = [*self.windows.windows(table, before), self.windows.history(table, before)]
-        lists = [(request.tolist(), token.tolist()) for request, token, _ in parts]
-        for i, seen in enumerate(before.tolist()):
-            sink, recent, history = ([t for r, t in zip(request, token) if r == i]
-                                     for request, token in lists)
-            test.assertEqual(sink, list(range(min(self.sink, seen))))
-            test.assertEqual(recent, list(range(max(min(self.sink, seen), seen + 1 - max(self.recent, 1)), seen)))
-            test.assertEqual(history, list(range(len(sink), seen - len(recent))))
+    def check_rows_before(self, test, table, before):
+        """They are all tokens before a step, those in windows by copies of theirs."""
+        slots, positions, near, copies = self.windows.rows_before(table, before)
+        request, token, slot = self.windows.places(table, torch.zeros_like(before), before)
+        test.assertEqual(positions.tolist(), [t for seen in before.tolist() for t in range(seen)])
+        seen = before[request]
+        is_near = (token < self.sink) | (token > seen - max(self.recent, 1))
+        test.assertEqual(near.tolist(), is_near.nonzero()[:, 0].tolist())
+        test.assertEqual(slots.tolist(), torch.where(is_near, -1, slot).tolist())
+        test.assertTrue((copies >= 0).all())
+        test.assertTrue((self.copies[copies] % PACKED == self.cache[slot[near]]).all())
 
 
 class WindowsTest(unittest.TestCase):

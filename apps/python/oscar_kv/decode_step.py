@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """What a layer of vLLM's model is told of one step: where the step's tokens are written, and which tokens of which requests are read.
-Kernels read the requests that have a few new tokens all at once; the others are read one after another. What kernels are told is
-computed once for all layers.
+Kernels read the requests that have a few new tokens all at once; the others are prompts (chunk_attention.py). What is read is found once for
+all layers.
 
 Where all requests have equally many tokens, the tensors for kernels have the same addresses in every step, so that a CUDA graph
 that was captured in one step can be replayed in the next. Non-goals: what a layer computes (vllm_backend.py).
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from vllm.v1.attention.backend import AttentionMetadata
 
+from .chunk_attention import Prompts
 from .window_blocks import MOST_NEW, DecodeTables, WindowBlocks
 
 
@@ -39,16 +40,6 @@ class DecodeStep:
 
 
 @dataclass
-class Request:
-    begin: int  # its first token in the step, and its end
-    end: int
-    before: int  # tokens that the cache has of it
-    history: Tensor  # int32, slots of packed tokens between the windows
-    positions: Tensor  # int32, of these in the text
-    windows: Tensor  # slots of copies of tokens in the windows
-
-
-@dataclass
 class PackedMetadata(AttentionMetadata):
     """What every layer gets with a step. A slot is a number of a token's place, counted through all blocks of the cache; a copy is
     one through all copies of blocks that hold tokens of the windows in bfloat16 (window_blocks.py)."""
@@ -57,7 +48,7 @@ class PackedMetadata(AttentionMetadata):
     slots: Tensor  # int32, of each token; negative: it is not written
     copies: Tensor  # int32, of each token; negative: it gets no copy
     positions: Tensor | None  # int32, of each token in its text; None where no layer stores keys before RoPE
-    requests: list[Request]  # those that are read one after another
+    prompts: list[Prompts]  # those that nothing is cached of, and those behind others
     decoded: DecodeStep | None  # those that kernels read
 
 

@@ -43,7 +43,8 @@ class LayerSide:
         # The same products as those of servers: bfloat16 in, float32 sums. The CPU multiplies faster in float32.
         product_type = torch.bfloat16 if device.type == "cuda" and dtype == torch.bfloat16 else torch.float32
         self.heads, self.dim, self.rotary = heads, dim, side.rotary
-        matrices, mean = [own("matrices", x) for x in (side.rotation, side.read_rotation)], None if side.mean is None else own("means", side.mean).float()
+        matrices = [own("matrices", x) for x in (side.rotation, side.read_rotation)]
+        mean = None if side.mean is None or not side.mean.any() else own("means", side.mean).float()
         self.formats = [own("formats", x) for x in (side.levels, side.step, side.sigma)]
         self._expanded = dict[tuple[int, int], Tensor]()
         self.turn: Tensor | None = None  # of keys that are stored before RoPE, by which the packer turns them: on the CPU

@@ -31,7 +31,7 @@ class ScoreRule:
 
     def check(self, keys: LayerSide) -> None:
         """Raises ValueError if scores of these keys are off by a constant, which a softmax alone would not feel."""
-        if keys.mean is not None and not self.is_plain and keys.mean.any():
+        if keys.mean is not None and not self.is_plain:
             raise ValueError(f"{keys.where} rows are stored without their mean, which soft caps and sinks of this model feel; fit a set with "
                              "oscar fit --model, which keeps the mean of such layers")
 

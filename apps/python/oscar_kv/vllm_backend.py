@@ -9,7 +9,7 @@ work. A prompt's tokens see each other as they are, those of earlier chunks as t
 vLLM asks each layer for the size of a token and of a block while a server starts, when its weights are there and its cache is not.
 The interface is that of vLLM 0.32 and 0.33 (vllm/v1/attention/backend.py, backends/fa_utils.py, kv_cache_interface.py). On CUDA, requests of at most 8 new tokens are
 read by kernels, all at once, where these know the set (packed_layer.py); steps of such requests alone can be CUDA graphs. Others
-are read a request at a time, on any device, in pieces of bounded size (chunk_attention.py). Sinks are applied to outputs, whatever read them (score_rule.py). A layer without keys of its own reads what another has (Gemma 4). In a hybrid, layers
+are read in pieces of bounded size, on any device (chunk_attention.py). Sinks are applied to outputs, whatever read them (score_rule.py). A layer without keys of its own reads what another has (Gemma 4). In a hybrid, layers
 of linear attention or Mamba keep vLLM's states, in blocks as large as those of tokens. Non-goals, refused: ALiBi, more ranks than KV heads.
 """
 import logging
@@ -27,8 +27,8 @@ from vllm.model_executor.layers.attention import Attention as AttentionLayer
 from vllm.platforms import current_platform
 from vllm.v1.attention.backend import AttentionBackend, AttentionCGSupport, AttentionImpl, AttentionMetadataBuilder, MultipleOf, max_decode_query_len
 
-from .chunk_attention import Attention, attend, attention, rehearse
-from .decode_step import DecodeStep, PackedMetadata, Request, SharedStep, StepBuffers, chosen_of, running, uniform_of
+from .chunk_attention import Attention, Lengths, Prompts, attend, attention, rehearse
+from .decode_step import DecodeStep, PackedMetadata, SharedStep, StepBuffers, chosen_of, running, uniform_of
 from .offloaded_windows import OffloadedWindows, watch_transfers
 from .packed_layer import MOST_VALUES, PackedSlots, why_no_decode, why_no_kernels
 from .program import manifest_hash, set_path
@@ -151,13 +151,12 @@ def prompt_attention(head_size: int, soft_cap: float) -> Attention:
     if version not in (2, 3) or head_size > 256 or head_size % 8:
         return own
 
-    def flash(q: Tensor, keys: Tensor, values: Tensor, scaling: float, is_causal: bool) -> tuple[Tensor, Tensor]:
-        counts = q.shape[1], keys.shape[1]
-        places = [torch.arange(0, 2 * count, count, dtype=torch.int32, device=q.device) for count in counts]  # [0, count]
-        out, lse = flash_attn_varlen_func(*(x.transpose(0, 1) for x in (q, keys, values)), counts[0], places[0], counts[1], places[1],
-                                          softmax_scale=scaling, causal=is_causal, softcap=soft_cap, return_softmax_lse=True,
-                                          fa_version=version)
-        return out.transpose(0, 1), lse
+    def flash(q: Tensor, keys: Tensor, values: Tensor, scaling: float, lengths: Lengths) -> tuple[Tensor, Tensor]:
+        splits = int(len(lengths.queries) > 1)  # 0: as it likes, by the longest request, with room for all
+        out, lse = flash_attn_varlen_func(q, keys, values, max(lengths.queries), lengths.starts[0], max(lengths.keys), lengths.starts[1],
+                                          softmax_scale=scaling, causal=lengths.is_causal, softcap=soft_cap, return_softmax_lse=True,
+                                          num_splits=splits, fa_version=version)
+        return out, lse.T
 
     return flash
 
@@ -248,12 +247,11 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
         decoded = self.buffers.build(windows, starts, chosen, table, before, count, all_tokens)
         others = [i for i, (begin, end) in enumerate(zip(starts, starts[1:])) if end > begin and i not in set(chosen)]
         lengths = before.tolist() if others else []
-        rows = [(starts[i], starts[i + 1], lengths[i]) for i in others]
-        index = torch.tensor(others, dtype=torch.long, device=table.device) if others else None
-        requests = [] if index is None else self._requests(rows, table[index], before[index])
+        prompts = [self._prompts(part, starts, lengths, table, before) for part in (
+            [i for i in others if lengths[i] == 0], [i for i in others if lengths[i] > 0]) if part]
         slots, copies = (self.buffers.hold(name, x.int(), self.most_tokens) for name, x in (("slots", written), ("kept", step.kept)))
         positions = self.buffers.hold("positions", self._positions(before, count, all_tokens), self.most_tokens) if self.turns else None
-        return PackedMetadata(all_tokens, slots, copies, positions, requests, decoded), step.restored
+        return PackedMetadata(all_tokens, slots, copies, positions, prompts, decoded), step.restored
 
     @staticmethod
     def _positions(before: Tensor, count: Tensor, all_tokens: int) -> Tensor:
@@ -281,18 +279,17 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
             positions = self.buffers.hold("positions", every, self.most_tokens)
         return PackedMetadata(all_tokens, slots, copies, positions, [], DecodeStep(requests, tokens, tables, self.buffers.first[:requests]))
 
-    def _requests(self, rows: list[tuple[int, int, int]], table: Tensor, before: Tensor) -> list[Request]:
-        def split(request: Tensor, slots: Tensor) -> list[Tensor]:
-            return list(slots.split(torch.bincount(request, minlength=len(rows)).tolist()))
-
-        if not rows:
-            return []
-        windows = self.windows
-        history_of, *history = windows.history(table, before)
-        sinks, recent = (split(of, windows.copies(slots)) for of, _, slots in windows.windows(table, before))
-        parts = (split(history_of, x.int()) for x in reversed(history))
-        return [Request(begin, end, seen, slots, positions, torch.cat([first, last])) for (begin, end, seen), slots, positions, first, last
-                in zip(rows, *parts, sinks, recent)]
+    def _prompts(self, which: list[int], starts: list[int], lengths: list[int], table: Tensor, before: Tensor) -> Prompts:
+        """These requests, of which the cache has `lengths` tokens each."""
+        counts = [starts[i + 1] - starts[i] for i in which]
+        tokens = slice(starts[which[0]], starts[which[-1] + 1])
+        if tokens.stop - tokens.start > sum(counts):
+            tokens = torch.cat([torch.arange(starts[i], starts[i + 1]) for i in which]).to(table.device)
+        rows = [before[:0].int()] * 2 + [before[:0]] * 2
+        if lengths[which[0]] > 0:
+            index = torch.tensor(which, dtype=torch.long, device=table.device)
+            rows = self.windows.rows_before(table[index], before[index])
+        return Prompts(tokens, counts, [lengths[i] for i in which], *rows)
 
 
 def _report(layers: dict[str, Any], windows: WindowBlocks) -> None:
@@ -313,7 +310,7 @@ def _beside(step: PackedMetadata, kv_cache: Tensor) -> Any:
     nothing packed that the step writes. Of the step's tokens it reads those of a request's own window, exact. A request that begins in the
     step may find a block that another one fills in it, whose last MOST_NEW tokens at most are new, and in its window, too: behind a block
     vLLM finds only blocks that were there when an older copy of that one was, for it drops those behind first. None: packed before attention."""
-    if step.requests or kv_cache.device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+    if step.prompts or kv_cache.device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
         return None
     if min(packed_set().windows[1], kv_cache.shape[2]) <= MOST_NEW:
         return None
@@ -383,13 +380,8 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
             self._decode(turned, step.decoded, packed, kv_cache, output)
         if side is not None:
             torch.cuda.current_stream().wait_stream(side)
-        for request in step.requests:
-            own = slice(request.begin, request.end)
-            if request.before == 0:
-                lse = self._prompt(query[own], key[own], value[own], output[own])
-            else:
-                lse = self._behind(request, query[own], stored[:, own], packed, kv_cache, output[own])
-            self.rule.apply_sinks(output[own], lse)
+        for prompts in step.prompts:
+            self._read(prompts, query[prompts.tokens], key, value, stored, packed, kv_cache, output)
         return output
 
     def copy_bytes(self, slots: int) -> int:
@@ -423,20 +415,21 @@ class PackedImpl(AttentionImpl[PackedMetadata]):
         if step.gather is not None:
             output[step.places] = native[step.real]
 
-    def _prompt(self, q: Tensor, key: Tensor, value: Tensor, output: Tensor) -> Tensor:
-        """Tokens that have none before them, (tokens, heads, d), of which outputs are written -> lse (tokens, query heads)."""
-        out, lse = self._attention(*(x.transpose(0, 1) for x in (q, key, value)), self.scale, True)
-        output.copy_(out.transpose(0, 1))
-        return lse.transpose(0, 1)
-
-    def _behind(self, request: Request, q: Tensor, new: Tensor, packed: PackedSlots, kv_cache: Tensor, output: Tensor) -> Tensor:
-        """The same of tokens behind others; new: their keys and values as stored."""
-        turned = torch.empty(q.shape, dtype=torch.bfloat16, device=q.device)
-        packed.turn(q, turned)
-        out, lse = attend(turned, new, self.source._copies[:, request.windows], packed, kv_cache, request.history, self.scale, self._attention,
-                          request.positions, self.source._is_far)
-        packed.turn_back(out, output)
-        return lse
+    def _read(self, prompts: Prompts, q: Tensor, key: Tensor, value: Tensor, stored: Tensor, packed: PackedSlots, kv_cache: Tensor,
+              output: Tensor) -> None:
+        """Prompts, whose outputs are written. q: their queries; key, value, stored: of all tokens of the step. Where nothing is before them they
+        see each other as they are, else as stored."""
+        if not len(prompts.slots):
+            native, lse = self._attention(q, key[prompts.tokens], value[prompts.tokens], self.scale, prompts.own)
+        else:
+            turned = torch.empty(q.shape, dtype=torch.bfloat16, device=q.device)
+            packed.turn(q, turned)
+            out, lse = attend(prompts, turned, stored[:, prompts.tokens], self.source._copies, packed, kv_cache, self.scale, self._attention,
+                              self.source._is_far)
+            native = torch.empty_like(q)
+            packed.turn_back(out, native)
+        self.rule.apply_sinks(native, lse)
+        output[prompts.tokens] = native.to(output.dtype)
 
 
 class PackedBackend(AttentionBackend):

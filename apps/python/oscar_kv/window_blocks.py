@@ -145,24 +145,17 @@ class WindowBlocks:
         ids = table.gather(1, number.clamp(max=table.shape[1] - 1)).long()
         return torch.where((token < end[:, None]) & (first < end)[:, None], ids, len(self._entry_of) - 1), token
 
-    def _window(self, seen: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """(first token, count) of both windows in front of a request's next token, which is the last of `recent` itself."""
-        sink = seen.clamp(max=self.sink)
-        begin = self.recent_begin(seen)
-        return (torch.zeros_like(sink), sink), (begin, seen - begin)
-
     def recent_begin(self, seen: Tensor) -> Tensor:
         """The first token that is in the recent window, and not in the sink, of the token behind so many."""
         return torch.maximum(seen + 1 - max(self.recent, 1), seen.clamp(max=self.sink))
 
-    def windows(self, table: Tensor, before: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], ...]:
-        """places() of what this step reads in windows: sinks, recent tokens."""
-        return tuple(self.places(table, *part) for part in self._window(before))
-
-    def history(self, table: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """places() of what this step reads packed."""
-        first = before.clamp(max=self.sink)
-        return self.places(table, first, self.recent_begin(before) - first)
+    def rows_before(self, table: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What this step reads of the tokens before its own, one request after another: as Prompts has them slots, positions, and of those in
+        windows which these are, and slots of copies."""
+        request, token, slot = self.places(table, torch.zeros_like(before), before)
+        is_near = (token < self.sink) | (token >= self.recent_begin(before)[request])
+        near = is_near.nonzero()[:, 0]
+        return torch.where(is_near, -1, slot).int(), token.int(), near, self.copies(slot[near])
 
     def decode_tables(self, table: Tensor, before: Tensor, count: Tensor, tokens: int) -> DecodeTables:
         """Of requests with `count` new tokens behind `before` (int64 (requests)), at most `tokens`; a request of none sees nothing.
