@@ -199,6 +199,7 @@ oscar_norm_rope norm_rope_of(const std::optional<Tensor>& weight, double epsilon
 template <class Args>
 void fill_slots(Args& args, const Tensor& slots, const Tensor& pages, const oscar_coded_layout& layout) {
   check_pages(pages, slots, layout);
+  check_slots(slots, pages.size(0) * pages.size(1));
   args.head_dim = layout.head_dim, args.num_kv_heads = layout.num_kv_heads, args.token_bytes = layout.token_bytes;
   args.table = static_cast<const unsigned char*>(layout.table) + layout.table_bytes;
   args.num_tokens = static_cast<int32_t>(slots.size(0)), args.slots = slots.const_data_ptr<int32_t>();
@@ -312,15 +313,17 @@ oscar_coded_decode_args decode_of(const Tensor& q, const Tensor& pages, const Nu
   check_tensor(k_window, "k_window", q, 4, ScalarType::BFloat16);
   check_tensor(v_window, "v_window", q, 4, ScalarType::BFloat16);
   if (!(k_window.size(3) == dim && v_window.size(3) == dim)) fail("rows of the window are not ", dim, " wide");
+  if (!(k_window.size(0) == v_window.size(0) && k_window.size(1) == v_window.size(1)))
+    fail("k_window is ", shape_of(k_window), ", and v_window ", shape_of(v_window));
   args.query_tokens = q.dim() == 4 ? static_cast<int32_t>(q.size(1)) : 1;
   args.batch = static_cast<int32_t>(q.size(0)), args.num_q_heads = static_cast<int32_t>(q.size(-2));
   args.softmax_scale = static_cast<float>(softmax_scale.value_or(1 / std::sqrt(static_cast<double>(dim))));
   args.soft_cap = static_cast<float>(soft_cap);
   args.split_batch = static_cast<int32_t>(split_batch), args.q = q.data_ptr();
   args.pages = pages.data_ptr(), args.page_stride = pages.stride(0);
-  args.history = table_of(page_table, "page_table", lengths, q, pages.size(1));
+  args.history = table_of(page_table, "page_table", lengths, q, pages);
   args.k_window = rows_of(k_window, "k_window", heads), args.v_window = rows_of(v_window, "v_window", heads);
-  args.window = table_of(window_pages, "window_pages", window_lengths, q, k_window.size(1));
+  args.window = table_of(window_pages, "window_pages", window_lengths, q, k_window);
   args.turned = turned_of(k_turn, k_positions, k_far, q, q.size(0), args.layout);
   return args;
 }
@@ -352,6 +355,7 @@ std::tuple<Tensor, Tensor> coded_decode(const Tensor& q, const Tensor& pages, co
   const auto sizes = q.sizes();
   const Tensor out = torch::stable::new_empty(q, sizes, ScalarType::Float);
   const Tensor lse = torch::stable::new_empty(q, {sizes.data(), sizes.size() - 1}, ScalarType::Float);
+  if (args.batch == 0) return {out, lse};
   args.out = out.mutable_data_ptr<float>(), args.lse = lse.mutable_data_ptr<float>();
   std::optional<Tensor> space = workspace;
   const auto on_gpu = [&](void* stream) {

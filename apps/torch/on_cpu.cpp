@@ -6,6 +6,7 @@
 
 #include "kernels/coded_turn.hpp"
 #include "kernels/reference/attention.hpp"
+#include "kernels/server_arguments.hpp"
 #include "stable_torch.hpp"
 
 namespace oscar::operators::on_cpu {
@@ -174,9 +175,9 @@ void coded_unpack(const oscar_coded_unpack_args& args, const CodedLayer& layer) 
 }
 
 void coded_decode(const oscar_coded_decode_args& args, const CodedLayer& layer) {
+  if (const char* wrong = cuda::batch_problem(args)) fail("coded_decode: ", wrong);
   const int kv_heads = args.layout.num_kv_heads, dim = args.layout.head_dim, query_tokens = args.query_tokens;
   const int group = args.num_q_heads / kv_heads;
-  if (group * kv_heads != args.num_q_heads) fail("num_q_heads must be a multiple of num_kv_heads");
   const double scale = args.softmax_scale * std::sqrt(dim);  // over that of the reference
   const ScoreRule rule{.soft_cap = args.soft_cap};
   in_parallel(std::int64_t{args.batch} * kv_heads, 1, [&](std::int64_t task) {
@@ -222,7 +223,8 @@ void coded_decode(const oscar_coded_decode_args& args, const CodedLayer& layer) 
 void rotate_rows(std::span<const oscar_row_product> products, int head_dim) {
   for (const oscar_row_product& call : products) {
     if (call.num_tokens == 0) continue;
-    if (call.num_heads % call.num_matrices != 0) fail("rotate_rows: num_heads must be a multiple of num_matrices");
+    if (call.num_matrices < 1 || call.num_heads % call.num_matrices != 0)
+      fail("rotate_rows: num_heads must be a multiple of num_matrices");
     if (call.num_means > 0 && call.num_heads % call.num_means != 0)
       fail("rotate_rows: num_heads must be a multiple of num_means");
     in_parallel(call.num_tokens, kTokens / 4, [&](std::int64_t t) {

@@ -70,6 +70,7 @@ void rotate_rows(const Tensors& x, const Tensors& matrices, const std::vector<st
     check_tensor(kept[i], "kept", x[0], 3, ScalarType::BFloat16);
     if (!(kept[i].size(1) == x[i].size(1) && kept[i].size(2) == x[i].size(2)))
       fail("kept is ", shape_of(kept[i]), ", and x ", shape_of(x[i]));
+    check_slots(*slots, kept[i].size(0));
     products[i].kept = {kept[i].data_ptr(), 2 * kept[i].stride(0), 2 * kept[i].stride(1)};
     products[i].slots = slots->const_data_ptr<int32_t>();
   }
@@ -106,7 +107,8 @@ void window_step(const Tensor& table, const Tensor& starts, const Tensor& length
   if (!(requests > 0 && requests < 65535)) fail("table has ", requests, " requests");
   if (!(pages.size(1) > 0 && pages.size(1) <= table.size(1)))
     fail("pages is ", shape_of(pages), ", and the table ", shape_of(table));
-  if (entries >= 1 << 24) fail(entries, " entries are too many");
+  if (!(blocks > 0 && entries > 0 && entries < 1 << 24))
+    fail("there are ", blocks, " blocks and ", entries, " entries");
   call.blocks = static_cast<int>(blocks), call.entries = static_cast<int>(entries);
   call.requests = static_cast<int>(requests), call.all_tokens = static_cast<int>(tokens);
   call.table = table.const_data_ptr<int32_t>(), call.table_stride = table.stride(0);

@@ -73,9 +73,13 @@ void check_tensor(const Tensor& x, const char* name, const Tensor& like, int64_t
 [[nodiscard]] oscar_bf16_rows target_of(const Tensor& x, const char* name, const Tensor& slots, int64_t heads,
                                         int64_t dim);
 
-/// A page table (sequences, pages of each) and lengths (sequences), both int32, of pages of page_size tokens.
+/// A page table (sequences, pages of each) and lengths (sequences), both int32, of pages of `pool` (pages, page size,
+/// ...). On the CPU throws unless there is a page for each token.
 [[nodiscard]] oscar_page_table table_of(const Tensor& pages, const char* name, const Tensor& lengths, const Tensor& q,
-                                        int64_t page_size);
+                                        const Tensor& pool);
+
+/// On the CPU throws unless the slots (tokens) of int32 are all of the first `end`, or negative.
+void check_slots(const Tensor& slots, int64_t end);
 
 /// Computes what tensors on the device of x are for: on_gpu(stream) returns a cudaError_t.
 template <class OnGpu, class OnCpu>

@@ -30,14 +30,33 @@ oscar_bf16_rows target_of(const Tensor& x, const char* name, const Tensor& slots
 }
 
 oscar_page_table table_of(const Tensor& pages, const char* name, const Tensor& lengths, const Tensor& q,
-                          int64_t page_size) {
+                          const Tensor& pool) {
   check_tensor(pages, name, q, 2, ScalarType::Int);
   if (!pages.is_contiguous()) fail(name, " is not contiguous");
   check_tensor(lengths, "lengths", q, 1, ScalarType::Int);
   if (!(pages.size(0) == q.size(0) && lengths.size(0) == q.size(0)))
     fail(name, " and its lengths have ", pages.size(0), " and ", lengths.size(0), " sequences, not ", q.size(0));
-  const auto each = static_cast<int32_t>(pages.size(1)), size = static_cast<int32_t>(page_size);
-  return {pages.const_data_ptr<int32_t>(), lengths.const_data_ptr<int32_t>(), each, size, each * size};
+  const int64_t each = pages.size(1), size = pool.size(1), most = pool.size(0) == 0 ? 0 : each * size;
+  if (most > 1 << 30) fail(name, " has room for ", most, " tokens of a sequence, more than 2^30");
+  const oscar_page_table table{pages.const_data_ptr<int32_t>(), lengths.const_data_ptr<int32_t>(),
+                               static_cast<int32_t>(each), static_cast<int32_t>(size), static_cast<int32_t>(most)};
+  for (int64_t b = 0; q.is_cpu() && b < q.size(0); ++b) {
+    const int64_t length = table.lengths[b];
+    if (length < 0 || length > most)
+      fail(name, " has ", most, " tokens of a sequence at most, and a length is ", length);
+    for (int64_t i = 0; i * size < length; ++i) {
+      const int64_t page = table.pages[b * each + i];
+      if (page < 0 || page >= pool.size(0)) fail(name, " has page ", page, " of ", pool.size(0));
+    }
+  }
+  return table;
+}
+
+void check_slots(const Tensor& slots, int64_t end) {
+  for (int64_t t = 0; slots.is_cpu() && t < slots.size(0); ++t) {
+    const int64_t slot = slots.const_data_ptr<int32_t>()[t];
+    if (slot >= end) fail("slots has ", slot, ", and there are ", end);
+  }
 }
 
 }  // namespace oscar::operators

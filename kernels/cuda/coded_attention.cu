@@ -6,12 +6,13 @@
 #include <bit>
 #include <limits>
 #include <string>
+#include <utility>
 
 #include "kernels/cuda/coded_attention_scores.cuh"
 #include "kernels/cuda/coded_layout.hpp"
 #include "kernels/cuda/coded_turn.cuh"
 #include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/server_arguments.hpp"
+#include "kernels/server_arguments.hpp"
 
 namespace oscar::cuda {
 namespace {
@@ -20,32 +21,32 @@ namespace {
 const char* problem(const oscar_coded_decode_args& a) {
   const oscar_coded_layout& layout = a.layout;
   if (const char* wrong = head_dim_problem(layout.head_dim)) return wrong;
-  if (const char* wrong =
-          batch_problem(a.batch, a.split_batch, a.num_q_heads, layout.num_kv_heads, a.softmax_scale, a.soft_cap))
-    return wrong;
-  if (a.query_tokens < 1 || a.query_tokens > 8) return "query_tokens must be 1 to 8";
-  if (layout.table == nullptr || reinterpret_cast<std::uintptr_t>(layout.table) % 16 != 0) {
+  if (const char* wrong = batch_problem(a)) return wrong;
+  if (layout.table == nullptr || !is_aligned(layout.table, 16)) {
     return "layout.table must be device memory, 16-byte aligned";
   }
-  if (layout.key_operands > kMostKeyOperands || layout.value_operands > kMostValueOperands) {
-    return "layout must be what oscar_coded_layout_of() made";
+  const std::pair<int, int> counts[] = {{layout.key_operands, kMostKeyOperands},
+                                        {layout.value_operands, kMostValueOperands},
+                                        {layout.planes, layout.head_dim / 8}};
+  for (const auto& [count, most] : counts) {
+    if (count < 0 || count > most) return "layout must be what oscar_coded_layout_of() made";
   }
   for (const oscar_paged_rows* rows : {&a.k_window, &a.v_window}) {
+    if (rows->data == nullptr && a.window.max_length > 0) return "k_window and v_window must not be null";
     if (const char* wrong = rows_problem(*rows, 16)) return wrong;
   }
   for (const oscar_page_table* table : {&a.history, &a.window}) {
     if (const char* wrong = table_problem(*table)) return wrong;
   }
   if (a.history.page_size < 4) return "page_size of the history must be 4 or more";
-  for (const void* pointer : {a.pages, a.q}) {
-    if (pointer == nullptr || reinterpret_cast<std::uintptr_t>(pointer) % 16 != 0) {
-      return "pages and q must not be null, and 16-byte aligned";
-    }
+  const bool has_all = a.q != nullptr && (a.pages != nullptr || a.history.max_length == 0);
+  if (!has_all || !is_aligned(a.q, 16) || !is_aligned(a.pages, 16)) {
+    return "pages and q must not be null, and 16-byte aligned";
   }
   if (a.page_stride < 0 || a.page_stride % 16 != 0 || a.page_stride > std::numeric_limits<int>::max()) {
     return "page_stride must be a multiple of 16, and less than 2 GiB";
   }
-  return turned_problem(a.turned, a.pages);
+  return turned_problem(a.turned, a.q);
 }
 
 /// Bytes of shared memory that a block of the current device may ask for, and that a multiprocessor has; 48 KiB where
@@ -141,11 +142,11 @@ __attribute__((visibility("default"))) size_t oscar_coded_decode_workspace(const
 __attribute__((visibility("default"))) int oscar_coded_decode(const oscar_coded_decode_args* args, void* stream) {
   const std::size_t needed = oscar_coded_decode_workspace(args);
   if (needed == 0) return cudaErrorInvalidValue;
-  if (args->out == nullptr || reinterpret_cast<std::uintptr_t>(args->out) % 8 != 0) {
+  if (args->out == nullptr || !is_aligned(args->out, 8)) {
     return refuse("out must not be null, and 8-byte aligned");
   }
-  if (args->workspace == nullptr || args->workspace_bytes < needed) {
-    return refuse("the workspace must have " + std::to_string(needed) + " bytes");
+  if (args->workspace == nullptr || !is_aligned(args->workspace, 16) || args->workspace_bytes < needed) {
+    return refuse("the workspace must have " + std::to_string(needed) + " bytes, 16-byte aligned");
   }
   CodedParams p = params_of(*args);
   p.tickets = static_cast<int*>(args->workspace);

@@ -99,14 +99,14 @@ __global__ void __launch_bounds__(kWarp* kMostDecodeWarps, S::kBlocks)
 
 template <class S>
 int launch(CodedParams p, cudaStream_t stream) {
-  static_assert(S::kTeam * kTeamMergeBytes<S> > 0 && kMostDecodeWarps % S::kTeam == 0);
+  static_assert(kMostDecodeWarps % S::kTeam == 0 && S::kTiling.warp_bytes(0) >= kWindowMergeBytes<S>);
   const int planes = p.args.layout.planes, key_operands = p.args.layout.key_operands;
   const int queries =
       S::kTurns
           ? static_cast<int>(TurnedPlaces(S::kDim, CodedCopies<S>::kStep, S::kKeyTiles, key_operands, p.rule.warps).end)
           : CodedQueries<S>::bytes(key_operands);
   p.stage_bytes = S::kTiling.stage_bytes(planes);
-  p.warp_bytes = std::max({S::kTiling.warp_bytes(planes), kTeamMergeBytes<S> / S::kTeam, kWindowMergeBytes<S>});
+  p.warp_bytes = S::kTiling.warp_bytes(planes);
   const dim3 grid(static_cast<unsigned>(p.args.layout.num_kv_heads * p.parts), static_cast<unsigned>(p.args.batch),
                   static_cast<unsigned>(p.max_splits));
   const int bytes = std::max(p.rule.warps * p.warp_bytes + queries, split_merge_bytes(p.part_heads, p.max_splits));

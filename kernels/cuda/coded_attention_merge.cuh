@@ -7,12 +7,8 @@
 
 namespace oscar::cuda {
 
-/// Floats of a head in a team's results by operand; + 8 against bank conflicts.
 template <class S>
-inline constexpr int kOperandStride = 16 * S::kOperands + 8;
-/// Bytes of shared memory of a team that TeamMerge needs.
-template <class S>
-inline constexpr int kTeamMergeBytes = 4 * kOperandStride<S> * 4;
+inline constexpr int kOperandStride = S::kTiling.operand_stride();
 
 template <class S>
 struct TeamSums {
@@ -24,7 +20,7 @@ struct TeamSums {
   float total_zero[2][S::kHeads];              // relative to the highest team
 };
 
-/// Adds up the block's teams: `state` of each warp, at last in `to`. results: kTeamMergeBytes for each team.
+/// Adds up the block's teams: `state` of each warp, at last in `to`. results: CodedTiling::warp_bytes() for each warp.
 template <class S>
 class TeamMerge {
  public:

@@ -8,8 +8,8 @@
 #include <stdexcept>
 #include <string>
 
-#include "kernels/cuda/server_arguments.hpp"
 #include "kernels/reference/coded_operands.hpp"
+#include "kernels/server_arguments.hpp"
 
 namespace oscar::cuda {
 
@@ -124,6 +124,9 @@ std::vector<CodedHeadTable> coded_tables(const oscar_coded_format& format, oscar
     throw std::invalid_argument("head_dim must be 64, 128 or 256");
   }
   if (format.num_kv_heads < 1) throw std::invalid_argument("num_kv_heads must be positive");
+  if (format.k_bits == nullptr || format.v_bits == nullptr || format.k_steps == nullptr || format.v_steps == nullptr) {
+    throw std::invalid_argument("bits and steps must not be null");
+  }
   const int blocks = format.head_dim / 8;
   std::vector<CodedHeadTable> tables(static_cast<std::size_t>(format.num_kv_heads));
   layout = {.head_dim = format.head_dim, .num_kv_heads = format.num_kv_heads};

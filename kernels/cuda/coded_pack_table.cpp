@@ -7,9 +7,9 @@
 
 #include "kernels/coded_turn.hpp"
 #include "kernels/cuda/coded_layout.hpp"
-#include "kernels/cuda/server_arguments.hpp"
 #include "kernels/reference/coded_page.hpp"
 #include "kernels/reference/coded_row.hpp"
+#include "kernels/server_arguments.hpp"
 
 namespace oscar::cuda {
 namespace {

@@ -6,6 +6,7 @@
 
 #include "kernels/coded_turn.hpp"
 #include "kernels/cuda/warp.cuh"
+#include "kernels/server_arguments.hpp"
 
 namespace oscar::cuda {
 
@@ -65,7 +66,7 @@ class TurnedPairs {
     return told ? "positions and is_far are of keys that turn, which need turned.table" : nullptr;
   }
   if (keys == nullptr) return "keys turn, and there are none";
-  if (reinterpret_cast<std::uintptr_t>(turned.table) % 16 != 0) return "turned.table must be 16-byte aligned";
+  if (!is_aligned(turned.table, 16)) return "turned.table must be 16-byte aligned";
   if (turned.positions == nullptr) return "keys that turn need positions";
   return turned.is_far == 0 || turned.is_far == 1 ? nullptr : "is_far must be 0 or 1";
 }

@@ -11,7 +11,7 @@
 #include "kernels/cuda/coded_pack_table.hpp"
 #include "kernels/cuda/coded_turn.cuh"
 #include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/server_arguments.hpp"
+#include "kernels/server_arguments.hpp"
 
 namespace oscar::cuda {
 

@@ -112,8 +112,12 @@ struct CodedTiling {
     const int sets = key_tiles == 1 ? 0 : key_tiles == 2 ? 2 : 4;
     return 16 * step() * (1 + sets);
   }
-  /// Bytes of a warp: copies, then scales and weights.
-  [[nodiscard]] constexpr int warp_bytes(int planes) const { return stages() * stage_bytes(planes) + weights_bytes(); }
+  /// Floats of a head in a team's results by operand; + 8 against bank conflicts.
+  [[nodiscard]] constexpr int operand_stride() const { return 16 * operands + 8; }
+  /// Bytes of a warp: copies, then scales and weights; at last its share of the team's results of four heads.
+  [[nodiscard]] constexpr int warp_bytes(int planes) const {
+    return std::max(stages() * stage_bytes(planes) + weights_bytes(), 16 * operand_stride() / team());
+  }
   /// Warps of a block that shared memory of `bytes` has room for: whole teams, one at least and `most` warps at most.
   [[nodiscard]] constexpr int warps(int bytes, int planes, int most) const {
     return team() * std::clamp(bytes / warp_bytes(planes) / team(), 1, most / team());

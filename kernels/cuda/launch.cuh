@@ -6,9 +6,11 @@
 
 #include <atomic>
 
-#include "kernels/cuda/server_arguments.hpp"
+#include "kernels/server_arguments.hpp"
 
 namespace oscar::cuda {
+
+static_assert(kRefused == cudaErrorInvalidValue);
 
 /// Where the chip has it: lets the next launch of the stream come to the chip, and waits for the end of the one before,
 /// whose results this launch may read. Blocks so find their places while the launch before is ending.
@@ -41,7 +43,7 @@ cudaError_t prepare(int shared_bytes, bool& overlaps) {
 }
 
 /// kKernel<<<grid, threads, shared_bytes, stream>>>(params); most_shared_bytes: of any launch of it. Returns a
-/// cudaError_t.
+/// cudaError_t; oscar_last_error() says why, if it is cudaErrorInvalidValue.
 template <auto kKernel, class Params>
 int launch_overlapping(const Params& params, dim3 grid, int threads, int shared_bytes, int most_shared_bytes,
                        cudaStream_t stream) {
@@ -57,7 +59,8 @@ int launch_overlapping(const Params& params, dim3 grid, int threads, int shared_
   config.stream = stream;
   config.attrs = &overlap;
   config.numAttrs = overlaps ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kKernel, params);
+  const cudaError_t status = cudaLaunchKernelEx(&config, kKernel, params);
+  return status == cudaErrorInvalidValue ? refuse(cudaGetErrorString(status)) : status;
 }
 
 /// task.operator()<d>() for a head size that head_dim_problem() takes.

@@ -42,8 +42,8 @@ class Turn(ctypes.Structure):
 
 class DecodeArgs(ctypes.Structure):
     _fields_ = ([("layout", Layout), ("batch", ctypes.c_int32), ("num_q_heads", ctypes.c_int32),
-                 ("query_tokens", ctypes.c_int32), ("softmax_scale", ctypes.c_float), ("soft_cap", ctypes.c_float),
-                 ("split_batch", ctypes.c_int32), ("q", ctypes.c_void_p),
+                 ("query_tokens", ctypes.c_int32), ("softmax_scale", ctypes.c_float),
+                 ("split_batch", ctypes.c_int32), ("soft_cap", ctypes.c_float), ("q", ctypes.c_void_p),
                  ("pages", ctypes.c_void_p), ("page_stride", ctypes.c_int64), ("history", Table), ("k_window", Rows),
                  ("v_window", Rows), ("window", Table), ("turned", Turned), ("out", ctypes.c_void_p), ("lse", ctypes.c_void_p),
                  ("workspace", ctypes.c_void_p), ("workspace_bytes", ctypes.c_size_t)])

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 """torch.ops.oscar.coded_* against their definitions: coded_operators_test.py [CodedTest]; operators.py says where"""
+import math
 import unittest
 
 import torch
@@ -331,13 +332,59 @@ class CodedTest(OperatorTest):
             cache.on_cpu().pack(slots.cpu(), k=x.cpu(), k_finished=expected, **moved)
             self.same(finished.cpu(), expected)
 
+    def test_nothing_to_read(self):
+        """A batch of none has results of none; where no sequence has a history, there need be no pages."""
+        cache = CodedCache(DEVICE, lengths=(0, 0), windows="19 5")
+        found = cache.attend()
+        self.check_attention(cache, found)
+        cache.pages = cache.pages[:0]
+        self.same(cache.attend()[0], found[0])
+        for name in ("table", "lengths", "window_table", "window_lengths", "q"):
+            setattr(cache, name, getattr(cache, name)[:0])
+        out, lse = cache.attend()
+        self.assertEqual((out.shape, lse.shape), (cache.q.shape, cache.q.shape[:-1]))
+        cache.table = torch.empty(0, 1 << 27, dtype=torch.int32, device=DEVICE)
+        cache.pages = torch.empty(1, cache.page, cache.layout[5], dtype=torch.uint8, device=DEVICE)
+        self.refused("page_table has room for 2147483648 tokens", cache.attend)
+
+    @unittest.skipIf(ON_CUDA, "kernels do not look at these numbers")
+    def test_tokens_out_of_range_are_refused(self):
+        cache = CodedCache(DEVICE, 64, 16, (40, 9, 1))
+        slots, x, pages = cache.slots(), normal(50, cache.heads, 64), cache.pages
+        for expected, name, value in (
+                ("page_table has 48 tokens of a sequence at most, and a length is 49", "lengths", cache.lengths + 9),
+                ("and a length is -8", "lengths", cache.lengths - 9), ("page_table has page 9 of 9", "table", cache.table * 0 + 9),
+                ("page_table has page -1 of 9", "table", cache.table * 0 - 1), ("page_table has 0 tokens", "pages", pages[:, :0]),
+                ("window_pages has 16 tokens of a sequence at most, and a length is 17", "window_lengths", cache.window_lengths + 8),
+                ("window_pages has page 3 of 3", "window_table", cache.window_table * 0 + 3),
+                ("window_pages has 0 tokens", "windows", [x[:, :0] for x in cache.windows])):
+            self.changed(cache, expected, name, value)
+        for slot, pages in ((144, pages), (0, pages[:, :0])):
+            slots[7], cache.pages = slot, pages
+            said = f"slots has {slot}, and there are {slot}" if slot else "and there are 0"
+            self.refused(said, lambda: cache.pack(slots, k=x))
+            self.refused(said, lambda: cache.unpack(slots, k=x))
+
     def test_refusals(self):
         cache = CodedCache(DEVICE, 256, 64, (40, 9, 1))
+        k_window, v_window = cache.windows
+        for other in (v_window[1:], v_window[:, :8]):
+            self.changed(cache, "k_window is [3, 16, ", "windows", [k_window, other])
+        for cap in (-1.0, 2.0**-11, 1e6, 2e38, math.nan):
+            self.changed(cache, "soft_cap must be from 2^-10 to 2^14", "soft_cap", cap)
+        for scale in (0.0, -1.0, math.inf):
+            self.refused("softmax_scale must be positive", lambda: cache.attend(softmax_scale=scale))
+        self.changed(cache, "query_tokens must be 1 to 8", "q", cache.q[:, None].repeat(1, 9, 1, 1))
         self.changed(cache, "q is ", "q", cache.q.float())
         self.changed(cache, "q is not contiguous", "q", cache.q.transpose(0, 1).contiguous().transpose(0, 1))
         self.changed(cache, "num_q_heads", "q", cache.q[:, :2].contiguous())
         if ON_CUDA:
             self.changed(cache, "is on cpu", "lengths", cache.lengths.cpu())
+            for number in (2, 3, 4):
+                layout = [-1 if i == number else each for i, each in enumerate(cache.layout)]
+                self.changed(cache, "layout must be what", "layout", layout)
+            space = torch.zeros((1 << 24) + 8, dtype=torch.uint8, device=DEVICE)
+            self.refused("16-byte aligned", lambda: cache.attend(workspace=space[8:]))
         self.changed(cache, "q has 128 channels", "q", cache.q[..., :128].contiguous())
         self.changed(cache, "layout has 2 numbers", "layout", [1, 2])
         self.changed(cache, "pages must be (pages, page_size", "pages", cache.pages[..., :16])

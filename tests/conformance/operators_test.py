@@ -75,6 +75,8 @@ class RotateTest(OperatorTest):
     def test_refusals(self):
         own = Product(128, 3, 4, 2)
         x, m, out, slots = own.x, own.matrices, own.out, torch.zeros(3, dtype=torch.int32, device=DEVICE)
+        off = torch.full_like(slots, 3)
+        on_cpu = (("slots has 3, and there are 3", lambda: rotate([x], [m], [None], [out], off, [out])),)
         on_cuda = (("matrices is on cpu", lambda: rotate([x], [m.cpu()], [None], [out])),
                    ("aligned", lambda: rotate([unaligned(out.shape)], [m], [None], [out])))
         for expected, call in (
@@ -91,8 +93,19 @@ class RotateTest(OperatorTest):
                 ("matrices are [2, 128, 128], not dense", lambda: rotate([x], [torch.cat([m, m])[::2]], [None], [out])),
                 ("num_heads must be a multiple of num_matrices", lambda: rotate([x[:, 1:]], [m], [None], [out[:, 1:]])),
                 ("means are [2, 64]", lambda: rotate([x], [m], [torch.zeros(2, 64, device=DEVICE)], [out])),
-                *(on_cuda if ON_CUDA else ())):
+                ("num_heads must be a multiple of num_matrices", lambda: rotate([x], [m[:0]], [None], [out])),
+                *(on_cuda if ON_CUDA else on_cpu)):
             self.refused(expected, call)
+
+    def test_windows_need_a_block_and_an_entry(self):
+        def numbers(*shape, dtype=torch.int32):
+            return torch.zeros(shape, dtype=dtype, device=DEVICE)
+
+        for blocks, entries in ((0, 1), (1, 0)):
+            of_blocks, of_entries = ([numbers(count + 1, dtype=torch.int64) for _ in range(2)] for count in (blocks, entries))
+            self.refused(f"there are {blocks} blocks and {entries} entries", lambda: ops.window_step(
+                numbers(1, 1), numbers(2), numbers(1), numbers(1, dtype=torch.int64), of_blocks[0], *of_entries, of_blocks[1], numbers(1),
+                numbers(1), numbers(1, 1), numbers(1), numbers(1, 4), numbers(1), 16, 2, 2, 1))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
  *
  *   out[b, h] = softmax(scale * q[b, h] K_b^T) V_b      over the window tokens and the history tokens of sequence b
  *
- * With a soft cap c, scores s = scale * q[b, h] k become c tanh(s / c) before their softmax, off by 2^-21 c at most.
+ * With a soft cap c, from 2^-10 to 2^14, scores s = scale * q[b, h] k become c tanh(s / c) before their softmax, off by 2^-21 c at most.
  * Queries, keys and values are in the coordinates of the coded set: keys (k - mean) W_k, queries q R_k, values v W_v; the
  * caller multiplies outputs by R_v. Keys that are stored before RoPE (oscar_coded_turn) are turned as they are read: queries and keys of
  * the window then are the model's own. Windows hold all channels in bfloat16. A result depends to the bit on its own sequence and on
@@ -55,7 +55,7 @@ typedef struct {
   const int32_t* lengths; /* (batch): tokens of each sequence; 0 is allowed */
   int32_t pages_per_sequence; /* enough for max_length; what lies behind a sequence's own pages is not used */
   int32_t page_size;  /* a power of two, 1 to 256 */
-  int32_t max_length; /* no length is larger */
+  int32_t max_length; /* no length is larger; 2^30 at most */
 } oscar_page_table;
 
 /* Rows of bfloat16 that are written: head_dim values per (token, KV head), rows 16-byte aligned. Device memory. */
@@ -81,7 +81,7 @@ typedef struct {
   int32_t key_operands, value_operands, planes; /* the most of any head */
   int64_t token_bytes;                          /* of all KV heads: a page of P tokens has P * token_bytes */
   int64_t table_bytes;
-  const void* table; /* device memory, 16-byte aligned: table_bytes that oscar_coded_layout() wrote */
+  const void* table; /* device memory, 16-byte aligned: table_bytes that oscar_coded_layout_of() wrote */
 } oscar_coded_layout;
 
 /* Fills `layout`, all but its table. Writes layout->table_bytes to `table`, host memory, unless that is null. Returns 0, or
@@ -122,18 +122,18 @@ typedef struct {
   int32_t batch, num_q_heads;            /* num_q_heads / layout.num_kv_heads: 1 to 16 */
   int32_t query_tokens;                  /* 1 to 8 */
   float softmax_scale;                   /* positive */
-  float soft_cap;                        /* 0: none */
   int32_t split_batch;                   /* the batch size that sequences are cut for; 0: batch */
+  float soft_cap;                        /* 2^-10 to 2^14; 0: none */
   const void* q;                         /* bfloat16 (batch, query_tokens, num_q_heads, head_dim), 16-byte aligned */
-  const void* pages;                     /* 16-byte aligned; page_size: 4 to 256 */
+  const void* pages;                     /* 16-byte aligned; page_size: 4 to 256; may be null if history.max_length is 0 */
   int64_t page_stride;                   /* bytes */
   oscar_page_table history;
-  oscar_paged_rows k_window, v_window;   /* bfloat16, rows 16-byte aligned */
+  oscar_paged_rows k_window, v_window;   /* bfloat16, rows 16-byte aligned; data may be null if window.max_length is 0 */
   oscar_page_table window;
   oscar_coded_turned turned; /* unless all zeros, history token t of sequence b is a key at position positions[b] + t */
   float* out; /* (batch, query_tokens, num_q_heads, head_dim), 8-byte aligned */
   float* lse; /* (batch, query_tokens, num_q_heads): log of the sum of exp(scores); may be null */
-  void* workspace;
+  void* workspace; /* 16-byte aligned */
   size_t workspace_bytes;
 } oscar_coded_decode_args;
 
@@ -144,7 +144,8 @@ typedef struct {
 size_t oscar_coded_decode_workspace(const oscar_coded_decode_args* args);
 
 /* Enqueues the work on `stream` (a cudaStream_t). Returns 0, or a cudaError_t: cudaErrorInvalidValue if the arguments
- * are refused; oscar_last_error() then says why. Allocates nothing and does not synchronise: can be captured in a graph. */
+ * are refused; oscar_last_error() then says why. Allocates nothing and does not synchronise: can be captured in a graph.
+ * layout.table and turned.table are read while launches before may still be running: they must not write them. */
 int oscar_coded_decode(const oscar_coded_decode_args* args, void* stream);
 
 #ifdef __cplusplus

@@ -38,7 +38,7 @@ typedef struct {
  *   r = 1 / sqrt(mean of x_i^2 + norm_epsilon), rounded once;   y_i = bfloat16(bfloat16(x_i r) w_i) for a weight w of bfloat16,
  *   as servers round, or bfloat16(x_i r w_i) for one of float32;
  *   channels a and b of pair f become bfloat16(y_a cos_f - y_b sin_f) and bfloat16(y_b cos_f + y_a sin_f).
- * The mean's sum has 32 partial sums, as those of kernels/reference/coded_row.hpp. kernels/reference/stored_rows.hpp has these bits. */
+ * The mean's sum has 32 partial sums, as those of kernels/reference/coded_row.hpp. kernels/reference/attention.hpp has these bits. */
 typedef struct {
   const void* norm_weight;   /* (head_dim), 16-byte aligned; null: no norm */
   oscar_dtype norm_dtype;    /* of the weight: float32 or bfloat16 */

@@ -36,21 +36,6 @@ void check_refused(int (*function)(const Args*, void*), const Args& args, const 
 
 }  // namespace
 
-TEST_CASE("a coded format with increasing bits, with nine bits, or with a step of 0 is refused") {
-  std::vector<std::uint8_t> bits(8, 2);
-  std::vector<float> steps(64, 1);
-  oscar_coded_layout layout;
-  const oscar_coded_format format{64, 1, bits.data(), bits.data(), steps.data(), steps.data()};
-  const auto refused = [&](const char* why) {
-    CHECK(C_FUNCTION(oscar_coded_layout_of)(&format, &layout, nullptr) != 0);
-    const std::string said = C_FUNCTION(oscar_last_error)();
-    CHECK_MESSAGE(said.find(why) != std::string::npos, said);
-  };
-  bits[7] = 3, refused("must not increase");
-  bits[0] = bits[7] = 9, refused("0 to 8 bits");
-  bits.assign(8, 2), steps[5] = 0, refused("steps must be positive");
-}
-
 TEST_CASE("coded_decode refuses what it cannot do, and says why") {
   const std::vector<std::uint8_t> bits(16, 2);
   const std::vector<float> steps(128, 1);
@@ -77,6 +62,13 @@ TEST_CASE("coded_decode refuses what it cannot do, and says why") {
   refused([](auto& a) { a.layout.head_dim = 96; }, "head_dim must be");
   refused([](auto& a) { a.softmax_scale = 0; }, "softmax_scale");
   refused([](auto& a) { a.soft_cap = -1; }, "soft_cap");
+  refused([](auto& a) { a.layout.key_operands = -1; }, "layout must be what");
+  refused([](auto& a) { a.layout.value_operands = -1; }, "layout must be what");
+  refused([](auto& a) { a.layout.planes = -1; }, "layout must be what");
+  refused([](auto& a) { a.layout.planes = 9; }, "layout must be what");
+  refused([](auto& a) { a.k_window.data = nullptr; }, "k_window and v_window must not be null");
+  refused([](auto& a) { a.v_window.data = nullptr; }, "k_window and v_window must not be null");
+  refused([](auto& a) { a.pages = nullptr; }, "pages and q must not be null");
   refused([](auto& a) { a.k_window.page_stride = std::int64_t{1} << 31; }, "strides");
   refused([](auto& a) { a.v_window.token_stride += 8; }, "must be aligned");
   refused([](auto& a) { a.history.page_size = 48; }, "page_size");
@@ -88,8 +80,12 @@ TEST_CASE("coded_decode refuses what it cannot do, and says why") {
   refused([](auto& a) { a.page_stride = 8; }, "page_stride must be a multiple of 16");
   refused([](auto& a) { a.layout.table = nullptr; }, "layout.table must be device memory");
   refused([](auto& a) { a.workspace_bytes -= 1; }, "the workspace must have");
+  refused([](auto& a) { a.workspace = static_cast<char*>(a.workspace) + 8; }, "16-byte aligned");
   refused([](auto& a) { a.query_tokens = 0; }, "query_tokens must be 1 to 8");
   refused([](auto& a) { a.query_tokens = 9; }, "query_tokens must be 1 to 8");
+  good.history.max_length = good.window.max_length = 0;  // what is not read need not be there
+  good.pages = good.k_window.data = good.v_window.data = nullptr;
+  CHECK(C_FUNCTION(oscar_coded_decode_workspace)(&good) > 0);
 }
 
 TEST_CASE("coded_unpack refuses keys that turn without positions, without room for keys, or beyond near and far") {

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "kernels/cuda/server_arguments.hpp"
-
-#include <cuda_runtime.h>
+#include "kernels/server_arguments.hpp"
 
 #include <bit>
 #include <cmath>
@@ -18,7 +16,7 @@ const char* head_dim_problem(int head_dim) {
 
 const char* rows_problem(const oscar_paged_rows& rows, int alignment) {
   constexpr const char* kMisaligned = "rows must be aligned: see oscar/coded_attention.h";
-  if (reinterpret_cast<std::uintptr_t>(rows.data) % static_cast<unsigned>(alignment) != 0) return kMisaligned;
+  if (!is_aligned(rows.data, static_cast<unsigned>(alignment))) return kMisaligned;
   for (const std::int64_t stride : {rows.page_stride, rows.token_stride, rows.head_stride}) {
     if (stride < 0 || stride > INT32_MAX) return "strides must be from 0 to 2^31 - 1 bytes";
     if (stride % alignment != 0) return kMisaligned;
@@ -26,15 +24,19 @@ const char* rows_problem(const oscar_paged_rows& rows, int alignment) {
   return nullptr;
 }
 
-const char* batch_problem(int batch, int split_batch, int q_heads, int kv_heads, float softmax_scale, float soft_cap) {
+const char* batch_problem(const oscar_coded_decode_args& a) {
+  const int batch = a.batch, q_heads = a.num_q_heads, kv_heads = a.layout.num_kv_heads;
   if (batch < 1 || kv_heads < 1 || q_heads % kv_heads != 0) {
     return "batch and heads must be positive, and num_q_heads a multiple of num_kv_heads";
   }
   if (batch > 65535) return "batch must not exceed 65535";
-  if (split_batch < 0) return "split_batch must not be negative";
+  if (a.split_batch < 0) return "split_batch must not be negative";
   if (q_heads < kv_heads || q_heads > 16 * kv_heads) return "a KV head must serve 1 to 16 query heads";
-  if (!(softmax_scale > 0) || !std::isfinite(softmax_scale)) return "softmax_scale must be positive";
-  if (!(soft_cap >= 0) || !std::isfinite(soft_cap)) return "soft_cap must be positive, or 0";
+  if (a.query_tokens < 1 || a.query_tokens > 8) return "query_tokens must be 1 to 8";
+  if (!(a.softmax_scale > 0) || !std::isfinite(a.softmax_scale)) return "softmax_scale must be positive";
+  if (a.soft_cap != 0 && !(a.soft_cap >= 0x1p-10F && a.soft_cap <= 0x1p14F)) {
+    return "soft_cap must be from 2^-10 to 2^14, or 0";
+  }
   return nullptr;
 }
 
@@ -42,7 +44,7 @@ const char* table_problem(const oscar_page_table& table) {
   if (table.page_size < 1 || table.page_size > 256 || (table.page_size & (table.page_size - 1)) != 0) {
     return "page_size must be a power of two from 1 to 256";
   }
-  if (table.max_length < 0) return "max_length must not be negative";
+  if (table.max_length < 0 || table.max_length > 1 << 30) return "max_length must be from 0 to 2^30";
   if (std::int64_t{table.pages_per_sequence} * table.page_size < table.max_length) {
     return "pages_per_sequence must be enough for max_length";
   }
@@ -54,13 +56,13 @@ const char* table_problem(const oscar_page_table& table) {
 
 const char* coded_pages_problem(const void* table, int page_size, const void* pages, std::int64_t page_stride,
                                 std::int64_t token_bytes) {
-  if (table == nullptr || reinterpret_cast<std::uintptr_t>(table) % 16 != 0) {
+  if (table == nullptr || !is_aligned(table, 16)) {
     return "table must be device memory, 16-byte aligned";
   }
   if (page_size < 4 || page_size > 256 || !std::has_single_bit(static_cast<unsigned>(page_size))) {
     return "page_size must be a power of two from 4 to 256";
   }
-  if (pages == nullptr || reinterpret_cast<std::uintptr_t>(pages) % 16 != 0) {
+  if (pages == nullptr || !is_aligned(pages, 16)) {
     return "pages must not be null, and 16-byte aligned";
   }
   if (page_stride < page_size * token_bytes || page_stride % 16 != 0 || page_stride > INT32_MAX) {
@@ -71,7 +73,7 @@ const char* coded_pages_problem(const void* table, int page_size, const void* pa
 
 int refuse(const std::string& reason) {
   last_error = reason;
-  return cudaErrorInvalidValue;
+  return kRefused;
 }
 
 }  // namespace oscar::cuda

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the C functions of kernels/include/oscar refuse, and how they say so.
+// What the C functions of kernels/include/oscar refuse, and how they say so. Compiled without CUDA, too.
 #pragma once
 
 #include <cstdint>
@@ -9,13 +9,17 @@
 
 namespace oscar::cuda {
 
+[[nodiscard]] inline bool is_aligned(const void* pointer, unsigned bytes) {
+  return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
+}
+
 /// What is wrong; null if nothing is.
 [[nodiscard]] const char* head_dim_problem(int head_dim);
 /// Returns what is wrong with rows that are read or written `alignment` bytes at a time; null: nothing.
 [[nodiscard]] const char* rows_problem(const oscar_paged_rows& rows, int alignment);
 
-[[nodiscard]] const char* batch_problem(int batch, int split_batch, int q_heads, int kv_heads, float softmax_scale,
-                                        float soft_cap);
+/// Returns what is wrong with the numbers of queries, and of their scores; null: nothing.
+[[nodiscard]] const char* batch_problem(const oscar_coded_decode_args& args);
 [[nodiscard]] const char* table_problem(const oscar_page_table& table);
 
 /// Returns what is wrong with the pages of a coded cache, or with the table for oscar_coded_pack() and
@@ -23,7 +27,8 @@ namespace oscar::cuda {
 [[nodiscard]] const char* coded_pages_problem(const void* table, int page_size, const void* pages,
                                               std::int64_t page_stride, std::int64_t token_bytes);
 
-/// Keeps the reason for oscar_last_error(), and returns cudaErrorInvalidValue.
+inline constexpr int kRefused = 1;  // cudaErrorInvalidValue
+/// Keeps the reason for oscar_last_error(), and returns kRefused.
 int refuse(const std::string& reason);
 
 }  // namespace oscar::cuda
