@@ -70,9 +70,8 @@ std::vector<CLI::App*> commands_of(CLI::App& app) {
 
 void finish(CLI::App& command) {
   for (CLI::Option* option : command.get_options()) {
-    const std::string type = option->get_type_name();
-    if (type.starts_with("FLOAT")) option->check(kFinite);  // a range lets NaN pass
-    if ((type.starts_with("INT") || type.starts_with("UINT")) && option->get_type_size() > 0) option->transform(kCount);
+    if (option->get_type_name().starts_with("FLOAT")) option->check(kFinite);  // a range lets NaN pass
+    if (takes_count(*option)) option->transform(kCount);
   }
   for (const std::string name : kFromEnvironment) {
     CLI::Option* option = command.get_option_no_throw("--" + name);
@@ -109,13 +108,38 @@ void parse(CLI::App& app, std::vector<std::string> arguments) {
 
 bool is(const CLI::ParseError& error, CLI::ExitCodes kind) { return error.get_exit_code() == static_cast<int>(kind); }
 
+UsageError config_error(const std::string& what, const std::string& file) {
+  constexpr std::string_view kUnknown = "INI was not able to parse ";
+  const char* const remedy =
+      "options of every command (device, threads ...) stand before all sections, others in that of their command";
+  if (!what.starts_with(kUnknown)) return {what, file, remedy};
+  const std::string key = what.substr(kUnknown.size());
+  const std::size_t dot = key.rfind('.');
+  if (key.ends_with(".++")) return {"there is no command \"" + key.substr(0, dot) + "\"", file, "see oscar --help"};
+  if (dot == key.npos) return {"there is no option \"" + key + "\" of every command", file, remedy};
+  return {"[" + key.substr(0, dot) + "] has no option \"" + key.substr(dot + 1) + "\"", file, remedy};
+}
+
+/// The variable that gave an option, of whichever command, what it cannot take; "": none did.
+std::string wrong_variable(CLI::App& app, const std::string& what) {
+  for (const CLI::Option* option : app.get_options()) {
+    const bool by_variable = option->count() > 0 && !is_given(*option);
+    if (by_variable && what.find(option->get_name()) != what.npos) return option->get_envname();
+  }
+  for (CLI::App* below : commands_of(app)) {
+    if (const std::string found = wrong_variable(*below, what); !found.empty()) return found;
+  }
+  return "";
+}
+
 /// CLI11's words, with the place and what to do.
 UsageError usage_error(CLI::App& app, const CLI::ParseError& error) {
   CLI::App& command = active_command(app);
-  const std::string name = full_name(command), help = name + " --help";
-  if (is(error, CLI::ExitCodes::ConfigError)) return {error.what(), app["--config"]->as<std::string>(), help};
+  const std::string what = error.what(), name = full_name(command), help = name + " --help";
+  if (is(error, CLI::ExitCodes::ConfigError)) return config_error(what, app["--config"]->as<std::string>());
+  if (const std::string variable = wrong_variable(app, what); !variable.empty()) return {what, variable, help};
   const std::vector<std::string> unexpected = app.remaining(true);
-  if (unexpected.empty()) return {error.what(), name, help};
+  if (unexpected.empty()) return {what, name, help};
   const std::string argument = unexpected.front().substr(0, unexpected.front().find('='));
   std::vector<std::string> names;
   for (const CLI::App* below : commands_of(command)) names.push_back(below->get_name());
@@ -136,10 +160,29 @@ bool is_plain(char c) {
 
 /// https://me:secret@host/x?token=1 becomes https://host/x. A password may hold what ends an authority; what stands
 /// behind the colon then is no port.
-std::string without_secrets(const std::string& argument) {
-  static const std::regex user(R"((://)([^/?#\s]*@|[^/?#@\s:]*:(?!\d*([/?#\s]|$))\S*@))"),
-      query(R"((://[^?#\s]*)[?#]\S*)");
-  return std::regex_replace(std::regex_replace(argument, user, "$1"), query, "$1");
+std::string without_secrets(std::string text) {
+  constexpr const char* kSpace = " \t\n\v\f\r";
+  const auto until = [&](const std::string& ends, std::size_t at) {
+    return std::min(text.find_first_of(ends, at), text.size());
+  };
+  for (std::size_t at = text.find("://"); at != text.npos; at = text.find("://", at)) {
+    at += 3;
+    const std::size_t authority = until(std::string("/?#") + kSpace, at), colon = until(":", at);
+    const bool port = colon >= authority || text.find_first_not_of("0123456789", colon + 1) >= authority;
+    const auto behind_user = [&](std::size_t end) {
+      const std::size_t found = text.rfind('@', end);
+      return found == text.npos || found < at ? at : found + 1;
+    };
+    std::size_t host = behind_user(authority);
+    if (host == at && !port) host = behind_user(until(kSpace, at));
+    text.erase(at, host - at);
+  }
+  for (std::size_t at = text.find("://"); at != text.npos; at = text.find("://", at)) {
+    at += 3;
+    const std::size_t query = until(std::string("?#") + kSpace, at);
+    text.erase(query, until(kSpace, at) - query);
+  }
+  return text;
 }
 
 }  // namespace

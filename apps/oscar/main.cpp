@@ -33,7 +33,7 @@ enum ExitCode { kDone = 0, kFailed = 1, kUsage = 2, kInterrupted = 130 };  // 3 
 /// Between parsing and the command's callback: where talk goes and how many threads work.
 void start(CLI::App& app, Context& context) {
   context.status = std::make_unique<Console>(
-      Console::Options{context.common.quiet, context.common.verbose, context.common.progress});
+      Console::Options{context.common.quiet, context.common.verbose && !context.common.quiet, context.common.progress});
   context.network.talk_to(*context.status);
   set_num_threads(context.common.threads);
   context.status->detail(std::string("version ") + kVersion + ", " + plural(num_threads(), "thread"));
@@ -56,6 +56,7 @@ void register_commands(CLI::App& app, Context& context) {
   finish_commands(app);
   app.parse_complete_callback([&app, &context] {
     refuse_to_write_inputs(app);
+    require_json_target(context.common.json_file);
     start(app, context);
   });
 }
@@ -72,7 +73,7 @@ void check_stdout() {
 std::string how_to_go_on(CLI::App& app) {
   const CLI::App& command = active_command(app);
   const CLI::Option* resume = command.get_option_no_throw("--resume");
-  if (resume == nullptr) return "";
+  if (resume == nullptr || command.get_option("--stats")->count() > 0) return "";
   if (resume->count() == 0)
     return "  try:   --resume, which keeps what is done; the same command then goes on behind it\n";
   const CLI::Option* statistics = command.get_option("--save-stats");

@@ -5,6 +5,7 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <fstream>
 #include <optional>
 #include <set>
 #include <sstream>
@@ -100,8 +101,18 @@ CLI::Option* allow_address(CLI::Option* option) {
 }
 
 bool is_given(const CLI::Option& option) {
-  const std::string variable = option.get_envname();
-  return option.count() > 0 && (variable.empty() || option.results().front() != environment(variable.c_str()));
+  if (option.count() == 0 || option.get_envname().empty()) return option.count() > 0;
+  std::string said = environment(option.get_envname().c_str());
+  try {
+    if (takes_count(option)) (void)kCount(said);
+  } catch (const CLI::ValidationError&) {  // what is no number stays as it is
+  }
+  return option.results().front() != said;
+}
+
+bool takes_count(const CLI::Option& option) {
+  const std::string type = option.get_type_name();
+  return (type.starts_with("INT") || type.starts_with("UINT")) && option.get_type_size() > 0;
 }
 
 void refuse_given(const CLI::App& command, std::initializer_list<const char*> names, const char* why,
@@ -113,7 +124,7 @@ void refuse_given(const CLI::App& command, std::initializer_list<const char*> na
 
 void add_timeout_option(CLI::App& command, double& seconds) {
   command.add_option("--timeout", seconds, "Give up on a server that sends (next to) nothing for so many seconds")
-      ->check(CLI::Range(1, 3600))
+      ->check(number_that([](double x) { return x >= 1 && x <= 3600; }, "a number from 1 to 3600"))
       ->capture_default_str()
       ->group("Transfer");
 }
@@ -134,6 +145,28 @@ void emit_json(const Context& context, const Json& document) {
   if (!context.common.json_file.empty()) write_json(context.common.json_file, document);
   if (!context.common.json_to_stdout) return;
   print(json_text(document));
+}
+
+void require_writable(const fs::path& file) {
+  if (file.empty()) return;
+  const AtomicFile probe(file);
+  write_unsynced(probe.temporary_path(), "");
+}
+
+void require_json_target(const fs::path& file) {
+  std::error_code error;
+  if (fs::is_regular_file(file, error) && fs::file_size(file, error) > 0) {
+    std::string head(16, '\0');  // no length in a binary header is free of zeros
+    std::ifstream stream(file);
+    stream.read(head.data(), static_cast<std::streamsize>(head.size()));
+    head.resize(static_cast<std::size_t>(stream.gcount()));
+    const std::size_t first = head.find_first_not_of(" \t\r\n");
+    if (first == head.npos || (head[first] != '{' && head[first] != '[') || head.find('\0') != head.npos) {
+      throw UsageError("refusing to replace a file that is not JSON", "--json " + file.string(),
+                       "name another file, or give --json last where it is to go to stdout");
+    }
+  }
+  require_writable(file);
 }
 
 std::vector<int> parse_layers(const std::string& text) {

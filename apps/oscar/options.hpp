@@ -55,6 +55,8 @@ void add_json_option(CLI::App& command, Context& context);
 CLI::Option* allow_address(CLI::Option* option);
 /// Whether the command line or a file gives the option: what the environment says is for all commands.
 bool is_given(const CLI::Option& option);
+/// Whether its values are counts, which may be written like "30k".
+bool takes_count(const CLI::Option& option);
 /// Throws UsageError for the first of these options that is given: why nothing takes it.
 void refuse_given(const CLI::App& command, std::initializer_list<const char*> names, const char* why,
                   const char* remedy = "leave it out");
@@ -62,6 +64,10 @@ void refuse_given(const CLI::App& command, std::initializer_list<const char*> na
 void add_timeout_option(CLI::App& command, double& seconds);
 /// Sends a command's machine-readable result where --json says; does nothing without --json.
 void emit_json(const Context& context, const Json& document);
+/// Throws where a file cannot be written: that should be told before the work, not after it. "" is none.
+void require_writable(const std::filesystem::path& file);
+/// The same for --json FILE, which replaces JSON only: "--json" in front of a name takes it for FILE.
+void require_json_target(const std::filesystem::path& file);
 /// "0-3,7" -> {0, 1, 2, 3, 7}. Throws UsageError.
 [[nodiscard]] std::vector<int> parse_layers(const std::string& text);
 /// Lines of at most `width` characters.

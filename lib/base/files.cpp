@@ -281,7 +281,7 @@ Descriptor lock_and_own(const fs::path& path, const fs::path& target) {
     if (file.get() < 0) throw_io("cannot create a file beside the output", path, errno);
     if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
       throw UsageError("another process is writing to this output folder", target.string(),
-                       "wait for it, or choose another --out");
+                       "wait for it, or choose another output");
     }
     struct stat held {
     }, named{};
@@ -366,7 +366,7 @@ void AtomicFolder::require_replaceable() const {
   if (fs::is_empty(target_)) return;
   if (ours_) return ours_(target_);
   throw UsageError("the output exists already", target_.string(),
-                   "choose another --out, or pass --force to replace it");
+                   "choose another output, or pass --force to replace it");
 }
 
 void AtomicFolder::commit() {

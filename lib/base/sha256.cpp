@@ -3,10 +3,12 @@
 
 #include <openssl/evp.h>
 
+#include <algorithm>
 #include <array>
 
 #include "base/errors.hpp"
 #include "base/files.hpp"
+#include "base/status.hpp"
 
 namespace oscar {
 namespace {
@@ -49,9 +51,14 @@ std::string sha256_hex(std::string_view text) {
 }
 
 std::string sha256_file(const std::filesystem::path& path) {
+  constexpr std::size_t kBlock = std::size_t{16} << 20U;
   const MappedFile file(path);
   Sha256 hash;
-  hash.update(file.bytes());
+  for (std::span<const std::byte> rest = file.bytes(); !rest.empty();) {
+    throw_if_interrupted();
+    hash.update(rest.first(std::min(kBlock, rest.size())));
+    rest = rest.subspan(std::min(kBlock, rest.size()));
+  }
   return hash.hex();
 }
 

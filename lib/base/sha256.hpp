@@ -28,7 +28,7 @@ class Sha256 {
 };
 
 [[nodiscard]] std::string sha256_hex(std::string_view text);
-/// Returns the SHA-256 of a file as 64 hex digits. Throws DataError or IoError as read_text does.
+/// Returns the SHA-256 of a file as 64 hex digits. Throws DataError or IoError as read_text does, Interrupted.
 [[nodiscard]] std::string sha256_file(const std::filesystem::path& path);
 
 /// Returns what git calls a file with this content: SHA-1 of "blob <size>\0" and the content, as 40 digits.

@@ -134,7 +134,7 @@ std::vector<Dialogue> make_needles(const std::vector<TokenSequence>& texts, Wind
 }
 
 std::vector<Dialogue> make_dialogues(const std::vector<TokenSequence>& texts, Windows windows,
-                                     const ServeCheckOptions& options) {
+                                     const ServeCheckOptions& options, Status& status) {
   const std::string length = plural(options.prompt_tokens, "token");
   if (options.prompt_tokens <= windows.sink + windows.recent) {
     throw UsageError(fmt::format("prompts of {} lie in the windows of {} and {}", length, windows.sink, windows.recent),
@@ -145,6 +145,10 @@ std::vector<Dialogue> make_dialogues(const std::vector<TokenSequence>& texts, Wi
     dialogues.push_back({std::move(prompt), {}, {}});
   }
   if (dialogues.empty()) throw UsageError("no text has " + length, "--text", "give longer texts");
+  if (std::ssize(dialogues) < options.prompts) {
+    status.notice(fmt::format("the texts have {} of {}, fewer than --prompts {}",
+                              plural(std::ssize(dialogues), "prompt"), length, options.prompts));
+  }
   std::ranges::move(make_needles(texts, windows, options.prompt_tokens, options.needles),
                     std::back_inserter(dialogues));
   return dialogues;
@@ -318,7 +322,7 @@ ServeCheckReport check_server(const serve::AskServer& ask, const serve::TokenNam
                               const ServeReference& reference, const std::vector<TokenSequence>& texts,
                               const ServedSet& set, const ServeCheckOptions& options, Backend& backend,
                               Status& status) {
-  std::vector<Dialogue> dialogues = make_dialogues(texts, set.method.windows, options);
+  std::vector<Dialogue> dialogues = make_dialogues(texts, set.method.windows, options, status);
   ServeCheckReport report;
   report.served_model = serve::served_model(ask, options.served_model);
   for (std::size_t i = 0; i < dialogues.size(); ++i) {

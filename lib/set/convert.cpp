@@ -8,6 +8,7 @@
 
 #include "base/errors.hpp"
 #include "base/files.hpp"
+#include "base/status.hpp"
 #include "base/text.hpp"
 #include "set/formats.hpp"
 #include "set/manifest.hpp"
@@ -124,13 +125,17 @@ void require_set_file(const fs::path& file) {
 Set taken(Set set, SetFormat to, std::string part, std::vector<std::string>& lost) {
   const std::vector<std::string> names = part_names(set);
   if (part.empty() && to == SetFormat::kSet) return set;
-  if (part.empty()) part = set.rotations.contains(kRotationsName) ? kRotationsName : names.back();
+  const bool chosen = !part.empty();
+  if (!chosen) part = set.rotations.contains(kRotationsName) ? kRotationsName : names.back();
   if (std::ranges::find(names, part) == names.end()) throw unknown_choice(part, "--part", names);
   if (part == kCodedName && to != SetFormat::kSet) {
     throw DataError("the coded cache has no rotations, and a set's folder is its only shape", part,
                     "convert to a set, or take another part by --part");
   }
   if (part != kCodedName) set.coded.reset();
+  for (const std::string& name : names) {
+    if (!chosen && name != part) lost.push_back("the part " + name);
+  }
   std::erase_if(set.rotations, [&](const auto& each) { return each.first != part; });
   if (names.size() > 1 && !set.verification.is_null()) {
     lost.emplace_back("verification, which was of all parts");
@@ -245,6 +250,7 @@ ConvertResult convert_set(const fs::path& in, const fs::path& out, const Convert
   result.parts = part_names(set);
   result.layers = set.coded ? set.coded->layers.size() : set.rotations.begin()->second.layers.size();
   std::ranges::copy(losses(set, result.to, options), std::back_inserter(result.lost));
+  throw_if_interrupted();
   switch (result.to) {
     case SetFormat::kSet:
       write_set(out, set, options.formats.value_or(RotationFormats()), options.replace);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Any shape of a set that is known, read and rewritten as any other. Matrices stay bit for bit; what the new
-// shape has no place for is named. Non-goal: changing what a set does.
+// Any shape of a set that is known, read and rewritten as any other. Matrices stay bit for bit; what is left
+// out is named. Non-goal: changing what a set does.
 #pragma once
 
 #include <filesystem>
@@ -53,7 +53,7 @@ struct ConvertResult {
   SetFormat from = SetFormat::kSet, to = SetFormat::kSet;
   std::vector<std::string> parts;  // that were taken
   std::size_t layers = 0;          // of the first of them
-  std::vector<std::string> lost;   // what the set has and the new shape has no place for
+  std::vector<std::string> lost;   // what the set has and the new shape has not
 };
 
 /// Writes atomically. Throws DataError if the new shape cannot hold what the set does, UsageError if `out` exists and

@@ -159,8 +159,7 @@ void plan_stock_caches(VerifyReport& report, std::vector<std::string> names, con
   const std::vector<KvMethod> methods = verify::methods_of(names, config);
   const ModelData data{.texts = inputs.model_data.texts};
   const bool to_the_end = runs_texts_together(*inputs.runner, data, {methods.front()});
-  const auto source =
-      open_live(*inputs.runner, data.texts, {.layers = inputs.layers, .to_the_end = to_the_end}, status);
+  const auto source = open_live(*inputs.runner, data.texts, {.to_the_end = to_the_end}, status);
   const auto errors = verify::errors_of(methods, *source, options, backend, status);
   const std::unique_ptr<FinalStates> exact = to_the_end ? source->final_states() : nullptr;
   for (std::size_t m = 0; m < methods.size(); ++m) {

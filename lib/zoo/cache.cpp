@@ -164,7 +164,7 @@ fs::path default_cache_folder() {
   // The XDG specification says to ignore a relative path.
   if (const auto folder = environment("XDG_CACHE_HOME"); folder.starts_with('/')) return fs::path(folder) / "oscar";
   if (const auto home = environment("HOME"); !home.empty()) return fs::path(home) / ".cache" / "oscar";
-  throw UsageError("there is no place for a cache: HOME is not set", "OSCAR_CACHE", "set OSCAR_CACHE, or pass --out");
+  throw UsageError("there is no place for a cache: HOME is not set", "OSCAR_CACHE", "set it to a folder");
 }
 
 SetCache::SetCache(fs::path root) : root_(fs::absolute(root).lexically_normal()) {}

@@ -15,6 +15,7 @@ from unittest import mock
 try:
     import numpy as np
     import oscar_kv
+    from oscar_kv import sets
     from safetensors.numpy import load_file, save_file
     import transformers
     from sample_sets import MODEL, sample_set
@@ -51,6 +52,17 @@ class SetsTest(unittest.TestCase):
         self.assertIn(expected, str(refused.exception))
         self.assertNotIn("\n", str(refused.exception))
         self.again()
+
+    def test_inverses(self):
+        """Also of matrices whose rows change places, and which have none."""
+        random = np.random.default_rng(0)
+        for heads, dim in ((8, 128), (2, 5)):
+            matrices = random.standard_normal((heads, dim, dim)) * np.exp(2 * random.standard_normal((heads, 1, dim)))
+            matrices[0, 0, :3] = 0
+            found, expected = sets._inverse(matrices.astype(np.float32)), np.linalg.inv(matrices.astype(np.float32).astype(float))
+            self.assertLess(np.abs(found - expected).max() / np.abs(expected).max(), 1e-11)
+        with np.errstate(all="ignore"):
+            self.assertFalse(np.isfinite(sets._inverse(np.ones((1, 4, 4)))).all())
 
     def test_rotations_are_not_served(self):
         """Whatever a manifest says of them: vLLM and transformers read the coded part."""

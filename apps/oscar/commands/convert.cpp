@@ -22,7 +22,7 @@ void run(ConvertCommand& command, Context& context) {
   if (!command.formats.empty()) command.options.formats = parse_rotation_formats(command.formats);
   const ConvertResult result = convert_set(command.in, command.out, command.options);
   for (const std::string& lost : result.lost) {
-    context.status->notice("lost, since " + std::string(name_of(result.to)) + " has no place for it: " + lost);
+    context.status->notice("left out of " + command.out.string() + ": " + lost);
   }
   context.status->notice("wrote " + plural(result.layers, "layer") + " from " + std::string(name_of(result.from)) +
                          " as " + std::string(name_of(result.to)) + ": " + command.out.string());

@@ -10,6 +10,7 @@
 #include <memory>
 
 #include "base/errors.hpp"
+#include "base/status.hpp"
 #include "base/text.hpp"
 #include "commands.hpp"
 #include "console.hpp"
@@ -40,6 +41,7 @@ const auto kInherited = [] {
 
 /// Takes the place of this process.
 [[noreturn]] void start(const std::vector<std::string>& server) {
+  throw_if_interrupted();
   std::vector<char*> arguments;
   for (const std::string& argument : server) arguments.push_back(const_cast<char*>(argument.c_str()));
   arguments.push_back(nullptr);
@@ -94,7 +96,7 @@ StoreLocation server_of(const std::string& url, const char* option) {
                      "give one like http://localhost:8000");
   }
   if (server.url.ends_with("/v1")) server.url.resize(server.url.size() - 3);
-  server.bearer_token = environment("OPENAI_API_KEY");
+  if (may_see_secrets(server.url)) server.bearer_token = environment("OPENAI_API_KEY");
   return server;
 }
 
@@ -107,8 +109,10 @@ serve::AskServer asker(const StoreLocation& server, double timeout_seconds, Stat
                         {}};
     const HttpAnswer answer = call_http(server, call, {.timeout_seconds = timeout_seconds}, status);
     if (answer.status == 200) return parse_json(answer.body, call.url);
-    throw TransportError(fmt::format("the server answered HTTP {}: {}", answer.status, answer.body.substr(0, 200)),
-                         call.url, "check the address, and that OPENAI_API_KEY is the server's key if it needs one");
+    throw TransportError(
+        fmt::format("the server answered HTTP {}: {}", answer.status, answer.body.substr(0, 200)), call.url,
+        "check the address, and that OPENAI_API_KEY is the server's key if it needs one, which goes only "
+        "over TLS (https://) or to this machine");
   };
 }
 
@@ -157,7 +161,7 @@ void warn_of_few(const ServeCheckReport& report, Status& status) {
 std::string summary(const ServeCheckReport& r) {
   const serve::ServedDifferences& found = r.differences;
   std::string text =
-      fmt::format("{}: {} and {} ({} found), {}\n", r.served_model, plural(r.prompts, "prompt"),
+      fmt::format("{}: {} and {} ({} found), {}\n", printable_line(r.served_model), plural(r.prompts, "prompt"),
                   plural(r.needles, "needle"), r.needles_found, plural(found.positions, "generated token"));
   text += r.has_prediction
               ? fmt::format("from exact attention: server {:.4g} nats, predicted {:.4g}; agreement {:.2f}\n",
@@ -171,10 +175,26 @@ std::string summary(const ServeCheckReport& r) {
   return text;
 }
 
+/// Texts are cut to --seq-len and the model's context, and prompts are cut from them.
+void require_whole_prompts(const ServeCheckCommand& c, const ModelConfig& config) {
+  const std::int64_t asked = c.options.prompt_tokens, context = config.max_position_embeddings;
+  if (asked > context) {
+    throw UsageError(fmt::format("the model reads {} tokens at most", context), "--prompt-tokens", "give fewer");
+  }
+  if (asked <= c.input.limits.seq_len) return;
+  throw UsageError(fmt::format("--seq-len cuts texts to {} tokens", c.input.limits.seq_len), "--prompt-tokens",
+                   "give fewer, or a larger --seq-len");
+}
+
 void check(const ServeCheckCommand& c, Context& context) {
   if (c.options.min_kl > c.options.max_kl) {
     throw UsageError("--min-kl is above --max-kl", "--min-kl", "give two limits that leave room between them");
   }
+  if (c.options.min_ratio > c.options.max_ratio) {
+    throw UsageError("--min-ratio is above --max-ratio", "--min-ratio", "give two limits that leave room between them");
+  }
+  const ModelConfig config = read_model_config(c.input.model);
+  require_whole_prompts(c, config);
   Status& status = *context.status;
   const StoreLocation server = server_of(c.url, "--url");
   const serve::AskServer ask = asker(server, c.timeout_seconds, status);
@@ -189,7 +209,7 @@ void check(const ServeCheckCommand& c, Context& context) {
     reference.ask = asker(server_of(c.reference, "--reference"), c.timeout_seconds, status);
   }
   const serve::TokenNames names(c.input.model);
-  const std::vector<TokenSequence> texts = read_sequences(c.input, read_model_config(c.input.model), status);
+  const std::vector<TokenSequence> texts = read_sequences(c.input, config, status);
   const ServeCheckReport report = check_server(ask, names, reference, texts, set, c.options, *backend, status);
   warn_of_few(report, status);
   Json document = to_json(report, c.options);

@@ -39,14 +39,15 @@ bool has_text(const VerifyCommand& c) { return !c.input.tokens.empty() || !c.inp
 void check_usage(const CLI::App& app, const VerifyCommand& c) {
   if (c.set.empty() && c.stock.empty()) {
     throw UsageError("SET is required", "oscar verify",
-                     "name a set, or give --stock to look at the caches of engines alone");
+                     "name a set, in front of options that take lists, or give --stock to look at the caches of "
+                     "engines alone");
   }
   if (c.set.empty()) {
-    refuse_given(
-        app,
-        {"--dump", "--stats", "--needle", "--quote", "--compare", "--for", "--windows", "--sink", "--recent",
-         "--require-held-out", "--max-output-error", "--max-softmax-kl", "--max-ppl-increase", "--max-needles-lost"},
-        "there is no set that it could be about", "name a set, or leave it out");
+    refuse_given(app,
+                 {"--dump", "--stats", "--needle", "--quote", "--layers", "--compare", "--for", "--windows", "--sink",
+                  "--recent", "--require-held-out", "--max-output-error", "--max-softmax-kl", "--max-ppl-increase",
+                  "--max-needles-lost"},
+                 "there is no set that it could be about", "name a set, or leave it out");
   }
   const bool has_probes = c.needles.given() || c.quotes.given(), has_rows = has_text(c) || !c.dump.empty();
   if ((has_text(c) || has_probes) && c.input.model.empty()) {
@@ -105,15 +106,8 @@ void record(const VerifyCommand& c, const VerifyReport& report, Status& status) 
 /// "2026-01-31 12:00 UTC"
 std::string utc_minute() { return fmt::format("{:%Y-%m-%d %H:%M} UTC", fmt::gmtime(std::time(nullptr))); }
 
-/// What cannot be written should be told before the work, not after it.
-void require_writable(const std::filesystem::path& file) {
-  if (file.empty()) return;
-  const AtomicFile probe(file);
-  write_unsynced(probe.temporary_path(), "");
-}
-
 void run(VerifyCommand& c, Context& context) {
-  for (const std::filesystem::path& file : {c.report, context.common.json_file}) require_writable(file);
+  require_writable(c.report);
   c.options.own_windows = c.windows == "own";
   c.options.precision = c.precision == "fp32" ? Precision::kExact : Precision::kServing;
   const auto backend = make_backend(context.common.device, *context.status);
@@ -159,6 +153,9 @@ void add_inputs(CLI::App& command, VerifyCommand& c) {
       ->group("Input");
   add_model_input_options(command, c.input);
   command.remove_option(command.get_option("--model-dtype"));  // models are judged in float32, on the CPU
+  command.get_option("--text")->description(
+      "UTF-8 text, joined, - is stdin; or .jsonl or .json with documents (\"text\", or a chat: \"messages\", "
+      "\"conversations\"); may be pipes and addresses");
   add_answer_options(command, c.needles, "Token ids of needles, one a row (.npy)",
                      "Number of tokens of each needle's answer (.npy)", "Input");
   add_answer_options(command, c.quotes,
@@ -247,6 +244,9 @@ void register_verify(CLI::App& app, Context& context) {
   add_settings(*command, *options);
   add_outcome(*command, *options);
   add_json_option(*command, context);
+  command->get_option("--json")->each([command](const std::string&) {  // or what is missing would not be FILE
+    command->get_option("SET")->required(command->count("--stock") == 0);
+  });
   command->callback([options, command, &context] {
     check_usage(*command, *options);
     run(*options, context);

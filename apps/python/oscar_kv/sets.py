@@ -238,13 +238,28 @@ def _check_formats(side: Side, described: Any, where: str) -> None:
     _refuse_if(where, (type(said) not in (int, float) or abs(said - bits) > 1e-6 * bits, f"bits are {bits}, and the manifest says {said!a}"))
 
 
+def _inverse(matrices: np.ndarray) -> np.ndarray:
+    """Of (any, d, d), in float64; not finite where there is none. By Gauss and Jordan with partial pivoting in one thread: numpy.linalg asks all
+    processors for each small matrix, and servers that start on one machine at the same time then wait minutes for each other."""
+    a, all_of_them = matrices.astype(np.float64), np.arange(len(matrices))
+    rows = np.tile(np.arange(a.shape[1]), (len(a), 1))  # which row of the matrix stands in each
+    for k in range(a.shape[1]):
+        best = k + np.abs(a[:, k:, k]).argmax(1)
+        for x in (a, rows):
+            x[all_of_them, k], x[all_of_them, best] = x[all_of_them, best], x[all_of_them, k].copy()
+        factor, row = a[:, :, k].copy(), a[:, k] / a[:, k, k, None]
+        row[:, k], factor[:, k], a[:, :, k] = 1 / a[:, k, k], 0, 0
+        a -= factor[:, :, None] * row[:, None]
+        a[:, k] = row
+    out = np.empty_like(a)
+    np.put_along_axis(out, np.broadcast_to(rows[:, None], a.shape), a, 2)
+    return out
+
+
 def _read_side(write: np.ndarray, where: str) -> np.ndarray:
     """write^-T in float64, rounded to float32, as lib/set/coded_part.hpp has it."""
-    try:
-        with np.errstate(over="ignore"):
-            read = np.linalg.inv(write.astype(np.float64)).swapaxes(1, 2).astype(np.float32)
-    except np.linalg.LinAlgError:
-        read = np.full_like(write, np.nan)
+    with np.errstate(all="ignore"):
+        read = _inverse(write).swapaxes(1, 2).astype(np.float32)
     _refuse_if(where, (not np.isfinite(read).all(), "a matrix has no inverse"))
     return read
 

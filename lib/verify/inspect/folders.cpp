@@ -8,6 +8,7 @@
 #include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/sha256.hpp"
+#include "base/status.hpp"
 #include "dump/dump_index.hpp"
 #include "dump/rank_source.hpp"
 #include "dump/server_file.hpp"
@@ -61,7 +62,10 @@ Inspection inspect_rank_dump(const fs::path& folder, const RankLayout& layout) {
   for (const int layer : source->layer_ids()) {
     tokens.push_back(0);
     const auto stream = source->open(layer);
-    while (stream->next(chunk)) tokens.back() += chunk.view.q.num_tokens, ++chunks;
+    while (stream->next(chunk)) {
+      throw_if_interrupted();
+      tokens.back() += chunk.view.q.num_tokens, ++chunks;
+    }
   }
   const HeadsView &q = chunk.view.q, &k = chunk.view.k;
   return with_dump_facts({"dump of the ranks of a tensor-parallel server", {{"ranks", layout.ranks}}, {}},
@@ -79,6 +83,7 @@ Inspection inspect_dump(const fs::path& folder) {
   for (const int layer : index.layer_ids()) {
     tokens.push_back(0);
     for (const DumpChunk& chunk : index.chunks(layer, quiet)) {
+      throw_if_interrupted();
       for (const ChunkTensor* tensor : {&chunk.q, &chunk.k, &chunk.v}) require_unchanged(*tensor);
       tokens.back() += chunk.tokens(), ++chunks;
     }

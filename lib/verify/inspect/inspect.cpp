@@ -10,6 +10,7 @@
 
 #include "base/errors.hpp"
 #include "base/files.hpp"
+#include "base/text.hpp"
 #include "dump/server_file.hpp"
 #include "model/weights/checkpoint.hpp"
 #include "moments/statistics.hpp"
@@ -242,13 +243,14 @@ void append_facts(const Json& facts, const std::string& indent, std::string& tex
   }
   for (const auto& [name, value] : facts.items()) {
     if (is_block(value)) {
-      text += indent + name + "\n";
+      text += indent + printable_line(name) + "\n";
       append_facts(value, indent + "  ", text);
       continue;
     }
     std::string label = name;
     std::ranges::replace(label, '_', ' ');
-    text += indent + label + std::string(width - name.size() + 2, ' ') + value_text(name, value) + "\n";
+    text += indent + printable_line(label) + std::string(width - name.size() + 2, ' ') +
+            printable_line(value_text(name, value)) + "\n";
   }
 }
 
@@ -339,7 +341,7 @@ Json to_json(const Inspection& inspection, const fs::path& path) {
 std::string to_text(const Inspection& inspection, const fs::path& path) {
   std::string text = path.string() + ": " + inspection.kind + "\n";
   append_facts(inspection.facts, "  ", text);
-  for (const std::string& problem : inspection.problems) text += "  problem: " + problem + "\n";
+  for (const std::string& problem : inspection.problems) text += "  problem: " + printable_line(problem) + "\n";
   return text + (inspection.problems.empty() ? "  sound\n" : "  not sound\n");
 }
 

@@ -16,6 +16,7 @@ SAMPLE = Path(os.environ["OSCAR_PROJECT"]) / "zoo/sample/qwen3-2m/latest"
 KEYS, VALUES = "k_rotation_qqt_r_h_pbr.pt", "v_rotation_sst_r_h_pbr.pt"
 HEAD_DIM, LAYERS = 128, 4
 OF_ALL = "verification, which was of all parts"
+OF_OTHERS = ["the part coded", "the part with_means", OF_ALL]
 
 
 def need(name):
@@ -79,7 +80,7 @@ class ConvertTest(unittest.TestCase):
 
     def whole(self, name):
         """To one file and back: the .pt files come out bit for bit, the manifest says the same."""
-        self.assertEqual(self.convert(SAMPLE, name), [OF_ALL])
+        self.assertEqual(self.convert(SAMPLE, name), OF_OTHERS)
         self.oscar("inspect", name)
         self.assertEqual(self.convert(name, "back"), [])
         # The sample may have been written by an older version.
@@ -126,6 +127,8 @@ class ConvertTest(unittest.TestCase):
         self.convert("with_means", "one.h5")  # its only part
         self.refuse(1, "the coded cache has no rotations", "coded", "x", "--to", "pt")
         self.refuse(1, "the coded cache has no rotations", SAMPLE, "x.h5", "--part", "coded")
+        self.assertIn(f"left out of again: {OF_ALL}\n", self.oscar("convert", SAMPLE, "again", "--part", "coded").stderr)
+        self.refuse(2, "choose another output, or pass --force", SAMPLE, "again")
         self.refuse(2, 'unknown', SAMPLE, "x", "--part", "means")
 
     def test_pt_versions(self):
@@ -159,7 +162,7 @@ class ConvertTest(unittest.TestCase):
     def test_pt_version_3_tells_the_codec(self):
         torch = need("torch")
         self.assertEqual(self.convert(SAMPLE, "bare", "--to", "pt", "--pt-version", 3),
-                         [OF_ALL, "covariances", "windows, recipe and most of the provenance"])
+                         [*OF_OTHERS, "covariances", "windows, recipe and most of the provenance"])
 
         def tell(name, **fields):
             file = torch.load(self.folder / "bare" / name, weights_only=True)
@@ -210,7 +213,7 @@ class ConvertTest(unittest.TestCase):
         gguf = need("gguf")
         keys, values = self.rotations()
         self.make_model()
-        self.assertEqual(self.convert(SAMPLE, "baked.gguf", "--into", "model.gguf"), [OF_ALL, "eigenvalues", "covariances"])
+        self.assertEqual(self.convert(SAMPLE, "baked.gguf", "--into", "model.gguf"), [*OF_OTHERS, "eigenvalues", "covariances"])
         before, after = gguf.GGUFReader(self.folder / "model.gguf"), gguf.GGUFReader(self.folder / "baked.gguf")
         tensors = {tensor.name: tensor for tensor in after.tensors}
         self.assertEqual(len(tensors), len(before.tensors) + 2 * LAYERS)

@@ -17,7 +17,7 @@ class CompletionsServer(Serving):
 
     def __init__(self, model, make_cache, name="sample", token=lambda i: f"token_id:{i}", change=lambda answer: answer):
         self.model, self.make_cache, self.name, self.token, self.change = model, make_cache, name, token, change
-        self.requests, outer, one_at_a_time = [], self, threading.Lock()
+        self.requests, self.keys, self.status, outer, one_at_a_time = [], set(), 200, self, threading.Lock()
 
         class Answers(Handler):
             def do_GET(self):
@@ -32,7 +32,8 @@ class CompletionsServer(Serving):
 
             def answer(self, document):
                 document = outer.change(document)
-                self.reply(200, document if isinstance(document, bytes) else json.dumps(document).encode())
+                outer.keys.add(self.headers["Authorization"])
+                self.reply(outer.status, document if isinstance(document, bytes) else json.dumps(document).encode())
 
         super().__init__(Answers)
 

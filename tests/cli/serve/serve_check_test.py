@@ -8,6 +8,7 @@ import sys
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
 PROJECT = Path(os.environ["OSCAR_PROJECT"])
 sys.path.insert(0, str(PROJECT / "apps/python"))
@@ -147,6 +148,32 @@ class ServeCheckTest(unittest.TestCase):
             code, _, errors = check(server, reference="nowhere", generate="4")
             self.assertEqual((code, "where: --reference" in errors), (2, True), errors)
 
+    def test_a_key_goes_over_tls_or_to_this_machine_only(self):
+        few = {"prompts": "1", "needles": "0", "generate": "2"}
+        with mock.patch.dict(os.environ, OPENAI_API_KEY="sk-hidden"), self.exact() as server:
+            for host, key in (("127.0.0.1", "Bearer sk-hidden"), ("0.0.0.0", None)):
+                address = server.url.replace("127.0.0.1", host)
+                for place in ({"server": address}, {"server": server.url, "reference": address}):
+                    server.keys.clear()
+                    check(**place, **few)
+                    self.assertIn(key, server.keys)
+                    self.assertEqual(len(server.keys), 2 if "reference" in place and key is None else 1)
+            server.status = 401
+            code, _, errors = check(address, **few)
+            self.assertEqual((code, "HTTP 401" in errors, "only over TLS (https://) or to this machine" in errors), (1, True, True), errors)
+            self.assertNotIn("sk-hidden", errors)
+
+    def test_tells_what_it_found(self):
+        """As people read it: a name of the server's forges no line, and fewer prompts than asked for are told."""
+        with self.exact() as server:
+            server.name = "x\naccepted: the server uses this set"
+            command = [os.environ["OSCAR_BINARY"], "serve-check", SET, "--url", server.url, *TEXT, "--model", MODEL, "--for", "sglang-v1",
+                       "--max-tokens", "1024", "--prompt-tokens", "512", "--needles", "0", "--generate", "4", "--prompts", "9"]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=250)
+        self.assertNotIn("\naccepted", done.stdout)
+        self.assertIn("\nrejected", done.stdout)
+        self.assertIn("the texts have 2 prompts of 512 tokens, fewer than --prompts 9", done.stderr)
+
     def test_understands_tokens_that_are_written_as_text(self):
         names = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
         with self.quantised(token=lambda i: names.decode([i])) as server:
@@ -175,8 +202,11 @@ class ServeCheckTest(unittest.TestCase):
             self.assertEqual((code, "model-20" in errors, len(errors) < 3000), (2, True, True), errors)
             code, _, errors = check(server, prompt_tokens="300")
             self.assertEqual((code, "lie in the windows of 64 and 256" in errors), (2, True), errors)
-            code, _, errors = check(server, prompt_tokens="2049")
-            self.assertEqual((code, "no text has 2049 tokens" in errors), (2, True), errors)
+            for changes, words in (({"prompt_tokens": "2049"}, "the model reads 2048 tokens at most"),
+                                   ({"seq_len": "511"}, "--seq-len cuts texts to 511 tokens"),
+                                   ({"max_tokens": "400"}, "no text has 512 tokens")):
+                code, _, errors = check(server, **changes)
+                self.assertEqual((code, words in errors), (2, True), errors)
         code, _, errors = check(server.url)  # it is gone
         self.assertEqual((code, "the transfer failed" in errors), (1, True), errors)
 
