@@ -120,11 +120,13 @@ UsageError config_error(const std::string& what, const std::string& file) {
   return {"[" + key.substr(0, dot) + "] has no option \"" + key.substr(dot + 1) + "\"", file, remedy};
 }
 
+/// Whether the text is of this option, by CLI11's words for what an option cannot take.
+bool is_of(const std::string& what, const CLI::Option& option) { return what.starts_with(option.get_name() + ":"); }
+
 /// The variable that gave an option, of whichever command, what it cannot take; "": none did.
 std::string wrong_variable(CLI::App& app, const std::string& what) {
   for (const CLI::Option* option : app.get_options()) {
-    const bool by_variable = option->count() > 0 && !is_given(*option);
-    if (by_variable && what.find(option->get_name()) != what.npos) return option->get_envname();
+    if (is_of(what, *option) && option->count() > 0 && !is_given(*option)) return option->get_envname();
   }
   for (CLI::App* below : commands_of(app)) {
     if (const std::string found = wrong_variable(*below, what); !found.empty()) return found;
@@ -137,7 +139,10 @@ UsageError usage_error(CLI::App& app, const CLI::ParseError& error) {
   CLI::App& command = active_command(app);
   const std::string what = error.what(), name = full_name(command), help = name + " --help";
   if (is(error, CLI::ExitCodes::ConfigError)) return config_error(what, app["--config"]->as<std::string>());
-  if (const std::string variable = wrong_variable(app, what); !variable.empty()) return {what, variable, help};
+  const bool on_the_line = std::ranges::any_of(
+      command.get_options(), [&](const CLI::Option* option) { return is_of(what, *option) && is_given(*option); });
+  const std::string variable = on_the_line ? "" : wrong_variable(app, what);
+  if (!variable.empty()) return {what, variable, help};
   const std::vector<std::string> unexpected = app.remaining(true);
   if (unexpected.empty()) return {what, name, help};
   const std::string argument = unexpected.front().substr(0, unexpected.front().find('='));
@@ -170,8 +175,8 @@ std::string without_secrets(std::string text) {
     const std::size_t authority = until(std::string("/?#") + kSpace, at), colon = until(":", at);
     const bool port = colon >= authority || text.find_first_not_of("0123456789", colon + 1) >= authority;
     const auto behind_user = [&](std::size_t end) {
-      const std::size_t found = text.rfind('@', end);
-      return found == text.npos || found < at ? at : found + 1;
+      const std::size_t found = std::string_view(text).substr(at, end - at).rfind('@');
+      return found == text.npos ? at : at + found + 1;
     };
     std::size_t host = behind_user(authority);
     if (host == at && !port) host = behind_user(until(kSpace, at));

@@ -153,18 +153,17 @@ void require_writable(const fs::path& file) {
   write_unsynced(probe.temporary_path(), "");
 }
 
-void require_json_target(const fs::path& file) {
+bool may_be_replaced_by_json(const fs::path& file) {
   std::error_code error;
-  if (fs::is_regular_file(file, error) && fs::file_size(file, error) > 0) {
-    std::string head(16, '\0');  // no length in a binary header is free of zeros
-    std::ifstream stream(file);
-    stream.read(head.data(), static_cast<std::streamsize>(head.size()));
-    head.resize(static_cast<std::size_t>(stream.gcount()));
-    const std::size_t first = head.find_first_not_of(" \t\r\n");
-    if (first == head.npos || (head[first] != '{' && head[first] != '[') || head.find('\0') != head.npos) {
-      throw UsageError("refusing to replace a file that is not JSON", "--json " + file.string(),
-                       "name another file, or give --json last where it is to go to stdout");
-    }
+  if (!fs::is_regular_file(file, error) || fs::file_size(file, error) == 0) return !fs::is_directory(file, error);
+  std::ifstream stream(file);
+  return Json::accept(stream);
+}
+
+void require_json_target(const fs::path& file) {
+  if (!may_be_replaced_by_json(file) && !fs::is_directory(file)) {
+    throw UsageError("refusing to replace a file that is not JSON", "--json " + file.string(),
+                     "name another file, or give --json last where it is to go to stdout");
   }
   require_writable(file);
 }

@@ -66,6 +66,8 @@ void add_timeout_option(CLI::App& command, double& seconds);
 void emit_json(const Context& context, const Json& document);
 /// Throws where a file cannot be written: that should be told before the work, not after it. "" is none.
 void require_writable(const std::filesystem::path& file);
+/// Whether --json may write there: a file that is JSON, empty or not there, or a device.
+bool may_be_replaced_by_json(const std::filesystem::path& file);
 /// The same for --json FILE, which replaces JSON only: "--json" in front of a name takes it for FILE.
 void require_json_target(const std::filesystem::path& file);
 /// "0-3,7" -> {0, 1, 2, 3, 7}. Throws UsageError.

@@ -50,8 +50,8 @@ struct TransportError : Error {
   using Error::Error;
 };
 /// SIGINT or SIGTERM arrived (exit code 130).
-struct Interrupted : Error {
-  Interrupted() : Error("interrupted", "", "") {}
+struct Interrupted : std::exception {
+  [[nodiscard]] const char* what() const noexcept override { return "interrupted"; }
 };
 
 [[noreturn]] inline void check_failed(const char* condition, const char* file, int line) {

@@ -78,9 +78,11 @@ void PartialFolder::remove(const fs::path& folder) {
   for (const fs::path& name : fs::exists(folder / kRecord) ? list_files(folder) : std::vector<fs::path>()) {
     const std::string text = whole_name(name);
     const bool kept = text.starts_with("layer_") || text.starts_with("hidden_");
-    if (text == kRecord || (kept && text.find(".safetensors") != text.npos)) fs::remove(folder / name, ignored);
+    const bool rest = text == kRecord && name != kRecord;
+    if (rest || (kept && text.find(".safetensors") != text.npos)) fs::remove(folder / name, ignored);
   }
-  fs::remove(folder, ignored);  // unless something else is in it
+  fs::remove(folder / kRecord, ignored);  // by which the folder is known
+  fs::remove(folder, ignored);            // unless something else is in it
 }
 
 }  // namespace oscar

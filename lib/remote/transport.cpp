@@ -118,9 +118,11 @@ std::string environment(const char* name, const std::string& otherwise) {
 }
 
 bool may_see_secrets(const std::string& url) {
-  constexpr std::array<std::string_view, 4> kSafe{"https://",
-                                                  "http://127.0.0.1:", "http://localhost:", "http://[::1]:"};
-  return std::ranges::any_of(kSafe, [&](std::string_view begin) { return url.starts_with(begin); });
+  constexpr std::array<std::string_view, 3> kHere{"http://127.0.0.1", "http://localhost", "http://[::1]"};
+  return url.starts_with("https://") || std::ranges::any_of(kHere, [&](std::string_view begin) {
+           return url.starts_with(begin) &&
+                  (url.size() == begin.size() || url[begin.size()] == ':' || url[begin.size()] == '/');
+         });
 }
 
 std::string join_path(const std::string& prefix, const std::string& path) {

@@ -166,8 +166,6 @@ std::optional<SetManifest> find_set(const fs::path& folder, const std::string& m
     const std::vector<fs::path> found = list_files(folder);
     if (!std::ranges::all_of(found, [&](const fs::path& file) { return known.contains(file); })) return std::nullopt;
     return manifest;
-  } catch (const Interrupted&) {
-    throw;
   } catch (const Error&) {
     return std::nullopt;  // absent or damaged: the caller fetches it again
   }

@@ -309,7 +309,8 @@ void finish(const Set& set, double startup, double seconds, const FitCommand& co
               status);
   }
   status.notice("wrote " + command.out.string());
-  if (!formats.pt && !set.rotations.empty()) {
+  const auto readers = parts_of_readers(set);
+  if (!formats.pt && (readers.contains("sglang") || readers.contains("sglang-v1"))) {
     status.notice("SGLang reads .pt files, which this set lacks: oscar convert SET NEW --format pt,h5 adds them");
   }
   emit_json(context, {{"set", command.out.string()},

@@ -244,8 +244,8 @@ void register_verify(CLI::App& app, Context& context) {
   add_settings(*command, *options);
   add_outcome(*command, *options);
   add_json_option(*command, context);
-  command->get_option("--json")->each([command](const std::string&) {  // or what is missing would not be FILE
-    command->get_option("SET")->required(command->count("--stock") == 0);
+  command->get_option("--json")->each([command](const std::string& file) {  // or what is missing would not be FILE
+    if (!may_be_replaced_by_json(file)) command->get_option("SET")->required(command->count("--stock") == 0);
   });
   command->callback([options, command, &context] {
     check_usage(*command, *options);
