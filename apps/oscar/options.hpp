@@ -68,7 +68,7 @@ void emit_json(const Context& context, const Json& document);
 void require_writable(const std::filesystem::path& file);
 /// Whether --json may write there: a file that is JSON, empty or not there, or a device.
 bool may_be_replaced_by_json(const std::filesystem::path& file);
-/// The same for --json FILE, which replaces JSON only: "--json" in front of a name takes it for FILE.
+/// Throws where --json cannot write, or would replace what is not JSON: "--json" in front of a name takes it for FILE.
 void require_json_target(const std::filesystem::path& file);
 /// "0-3,7" -> {0, 1, 2, 3, 7}. Throws UsageError.
 [[nodiscard]] std::vector<int> parse_layers(const std::string& text);

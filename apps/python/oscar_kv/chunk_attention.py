@@ -43,7 +43,7 @@ class Piece(NamedTuple):
 @dataclass
 class Prompts:
     """Requests that are read together. slots, positions: int32, of the rows before them, one request after another; slots of those in a window
-    are negative. near: int64, which rows these are, ascending; copies: int64, slots of their copies. All three are empty where `before` is 0."""
+    are negative. near: int64, which rows these are, ascending; copies: int64, slots of their copies. All four are empty where `before` is 0."""
 
     tokens: slice | Tensor  # the requests' new tokens, by their numbers in the step
     counts: list[int]  # how many each has
