@@ -127,11 +127,13 @@ def differences():
     kept, now = json.loads(TABLE.read_text(encoding="utf-8")), table()
     for part in now:
         for name in sorted({*kept[part], *now[part]}) if kept[part] != now[part] else ():
-            if part == "harmless" or kept[part].get(name) != now[part].get(name):
+            if (name in kept[part]) != (name in now[part]) or part != "harmless" and kept[part].get(name) != now[part].get(name):
                 yield f"{TABLE.name}, {part}: {name} differs; class_members.py --write writes the file anew"
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--write"]:
+    if sys.argv[1:] not in ([], ["--write"]):
+        sys.exit("usage: class_members.py [--write]")
+    if sys.argv[1:]:
         TABLE.write_text(as_text(table()), encoding="utf-8")
     sys.exit("\n".join(differences()) or 0)

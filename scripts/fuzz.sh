@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# Builds the fuzz targets with clang, libFuzzer and sanitizers in build-fuzz/, and runs each for --seconds (600) over a copy
-# of its committed corpus, two (--jobs) at a time. What crashed lies in out/fuzz. Exit 1: something did; 77: no clang here.
+# Builds the fuzz targets with clang, libFuzzer and sanitizers in build-fuzz/, and runs each for --seconds (600) from
+# its committed corpus on, two (--jobs) at a time. What crashed lies in out/fuzz. Exit 1: something did; 77: no clang here.
 #   scripts/fuzz.sh [--seconds N] [--jobs N] [TARGET...]        OUT=FILE.json keeps the results, beside those of other targets
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -23,7 +23,7 @@ if ! command -v clang++ >/dev/null; then
 fi
 
 commit=$(git rev-parse --short HEAD 2>/dev/null || true)
-cmake -S . -B build-fuzz -G Ninja -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" \
+cmake -S . -B build-fuzz -G Ninja -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" \
   -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=12 -DOSCAR_TESTS=ON -DOSCAR_CUDA=OFF -DOSCAR_FUZZ=ON -DOSCAR_SANITIZE=fuzzer-no-link,address,undefined >/dev/null 2>build-fuzz.log ||
   { cat build-fuzz.log >&2; exit 1; }
 rm -f build-fuzz.log
@@ -32,6 +32,7 @@ cmake --build build-fuzz --parallel "$jobs" --target "${targets[@]/#/fuzz_}" >&2
 mkdir -p out/fuzz
 run() {
   local target=$1 work=out/fuzz/$1 status=0 TIMEFORMAT='%U %S'
+  rm -rf "$work" # of an earlier run
   mkdir -p "$work"
   # Memory without bounds is found by rss_limit_mb. libhdf5 asks for as much as a file says, takes no for an answer, and uses no
   # more than is read. What takes
@@ -55,7 +56,7 @@ run() {
 }
 export -f run
 status=0
-printf '%s\n' "${targets[@]}" | xargs -P "$jobs" -I{} bash -c 'run {} '"$seconds" | tee out/fuzz/summary || status=1
+printf '%s\n' "${targets[@]}" | xargs -P "$jobs" -I{} bash -c 'run "$1" "$2"' fuzz {} "$seconds" | tee out/fuzz/summary || status=1
 if [ -n "${OUT:-}" ]; then
   /usr/bin/python3 - "$commit" "$seconds" out/fuzz/summary "$OUT" <<'PY'
 import json

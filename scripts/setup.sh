@@ -35,9 +35,9 @@ packages=(
   g++ cmake ninja-build ccache pkg-config
   libcli11-dev libfmt-dev libcurl4-openssl-dev libhdf5-dev libssl-dev zlib1g-dev
   libeigen3-dev nlohmann-json3-dev libvalijson-dev libpcre2-dev libutf8proc-dev
-  libsentencepiece-dev libjs-chart.js
+  libsentencepiece-dev libjs-chart.js help2man
 )
-[ "$build_tests" = 0 ] || packages+=(git doctest-dev python3-sentencepiece zsh help2man)
+[ "$build_tests" = 0 ] || packages+=(git doctest-dev python3-sentencepiece zsh)
 
 install_packages() {
   local installed package missing=() as_root=()
@@ -73,6 +73,8 @@ pip_install() {
     || die "pip could not install $*; check the network and the free disk space, then run this again"
 }
 
+compile_python() { "$venv/bin/python" -m compileall -q -j 0 -x /tests/ "$1" >/dev/null || true; } # some files are for other Pythons
+
 install_libtorch() {
   [ ! -e "$venv/complete" ] || return 0
   need_gb 3
@@ -85,14 +87,13 @@ install_libtorch() {
 
 # torch as a Python package, with the CUDA libraries that it loads: for tests, and for models on a GPU.
 install_torch() {
-  local wanted=$1 mark
-  mark="$venv/has-$(sha256sum <"$wanted" | cut -c1-16)"
-  [ ! -e "$mark" ] || return 0
+  local wanted=$1 mark="$venv/has-${1##*/}"
+  ! cmp -s "$wanted" "$mark" || return 0
   need_gb 6
   say "installing $wanted into $venv (3 GB to fetch, once)"
   pip_install -r "$wanted"
-  "$venv/bin/python" -m compileall -q -j 0 -x /tests/ "$venv/lib" >/dev/null || true # some files are for other Pythons
-  touch "$mark"
+  compile_python "$venv/lib"
+  cp "$wanted" "$mark"
 }
 
 # An environment of its own: install_apart NAME DISK FETCH, of scripts/requirements-NAME.txt; DISK in GB, FETCH for people.
@@ -106,7 +107,7 @@ install_apart() {
     rm -rf "$venv"
     "$python" -m venv "$venv"
     pip_install --no-deps -r "$wanted"
-    "$venv/bin/python" -m compileall -q -j 0 -x /tests/ "$venv/lib" >/dev/null || true # some files are for other Pythons
+    compile_python "$venv/lib"
     touch "$venv/complete"
   fi
   ln -sfn "$venv" "$store/$name"
@@ -121,7 +122,7 @@ install_folder() {
     say "installing $wanted into $folder ($2 to fetch, once)"
     rm -rf "$folder"
     pip_install --no-deps --target "$folder" -r "$wanted"
-    "$venv/bin/python" -m compileall -q -j 0 -x /tests/ "$folder" >/dev/null || true # some files are for other Pythons
+    compile_python "$folder"
     touch "$folder/complete"
   fi
   ln -sfn "$folder" "$store/$name"
@@ -129,12 +130,13 @@ install_folder() {
 
 # What is compiled for CPUs, in place of what is compiled for GPUs, and a version by which vLLM takes itself for a build for CPUs.
 over_cpu_operators() {
-  local folder="$store/vllm-next"
-  [ ! -e "$folder/on-cpus" ] || return 0
+  local folder="$store/vllm-next" from
+  from=$(readlink "$store/vllm")
+  [ "$from" != "$(cat "$folder/on-cpus" 2>/dev/null)" ] || return 0
   find "$folder/vllm" -name '*.so' -delete
   cp "$store"/vllm/lib/python3*/site-packages/vllm/*.so "$folder/vllm/"
   sed -i 's/^\(Version: [0-9.]*\)$/\1+cpu/' "$folder"/vllm-*.dist-info/METADATA
-  touch "$folder/on-cpus"
+  printf '%s\n' "$from" >"$folder/on-cpus"
 }
 
 # A browser for the test that opens reports; without it that test is skipped. Ubuntu has no such package.
@@ -174,7 +176,6 @@ install_packages "${packages[@]}"
 wait "$libtorch" || die "libtorch could not be installed; see the message above"
 (
   flock 9
-  install_libtorch # unless it is there
   if nvidia-smi -L >/dev/null 2>&1; then install_torch "$requirements"; fi
   if [ "$tests" = 1 ]; then
     install_torch scripts/requirements-tests.txt

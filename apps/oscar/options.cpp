@@ -153,17 +153,38 @@ void require_writable(const fs::path& file) {
   write_unsynced(probe.temporary_path(), "");
 }
 
-bool may_be_replaced_by_json(const fs::path& file) {
+namespace {
+
+/// Whether a file that is_ours() may be written there: one is, or an empty one, or none, or a device.
+bool may_be_replaced(const fs::path& file, bool (*is_ours)(std::istream&)) {
   std::error_code error;
   if (!fs::is_regular_file(file, error) || fs::file_size(file, error) == 0) return !fs::is_directory(file, error);
   std::ifstream stream(file);
-  return Json::accept(stream);
+  return is_ours(stream);
 }
+
+bool is_json(std::istream& file) { return Json::accept(file); }
+bool is_html(std::istream& file) {
+  std::string begin(14, '\0');
+  file.read(begin.data(), 14);
+  return lower_case(begin) == "<!doctype html";
+}
+
+}  // namespace
+
+bool may_be_replaced_by_json(const fs::path& file) { return may_be_replaced(file, is_json); }
 
 void require_json_target(const fs::path& file) {
   if (!may_be_replaced_by_json(file) && !fs::is_directory(file)) {
     throw UsageError("refusing to replace a file that is not JSON", "--json " + file.string(),
                      "name another file, or give --json last where it is to go to stdout");
+  }
+  require_writable(file);
+}
+
+void require_report_target(const fs::path& file) {
+  if (!may_be_replaced(file, is_html) && !fs::is_directory(file)) {
+    throw UsageError("refusing to replace a file that is not HTML", "--report " + file.string(), "name another file");
   }
   require_writable(file);
 }

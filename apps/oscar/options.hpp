@@ -70,6 +70,8 @@ void require_writable(const std::filesystem::path& file);
 bool may_be_replaced_by_json(const std::filesystem::path& file);
 /// Throws where --json cannot write, or would replace what is not JSON: "--json" in front of a name takes it for FILE.
 void require_json_target(const std::filesystem::path& file);
+/// Throws where --report cannot write, or would replace what is not HTML.
+void require_report_target(const std::filesystem::path& file);
 /// "0-3,7" -> {0, 1, 2, 3, 7}. Throws UsageError.
 [[nodiscard]] std::vector<int> parse_layers(const std::string& text);
 /// Lines of at most `width` characters.

@@ -9,12 +9,15 @@
 
 #include "base/errors.hpp"
 #include "base/json.hpp"
+#include "base/text.hpp"
 
 namespace oscar {
 
 void validate_json(const Json& document, const std::string& schema, const std::string& where) {
-  if (!document.is_object() || document.value("schema", Json()) != schema) {
-    throw DataError("not a document of schema " + schema, where, "check that this is the right file");
+  const Json found = document.is_object() ? document.value("schema", Json()) : Json();
+  if (found != schema) {
+    const std::string other = found.is_string() ? ", but of " + printable_line(found.get<std::string>()) : "";
+    throw DataError("not a document of schema " + schema + other, where, "check that this is the right file");
   }
   const std::string_view source = schema_source(schema);
   OSCAR_CHECK(!source.empty());

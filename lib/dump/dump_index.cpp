@@ -206,6 +206,9 @@ void check_files(int layer_id, const fs::path& layer, const std::vector<DumpChun
   }
   for (std::size_t i = 0; i < chunks.size(); ++i) {
     const DumpChunk& chunk = chunks[i];
+    for (const ChunkTensor* const each : {&chunk.q, &chunk.k, &chunk.v}) {
+      if (!fs::exists(each->file)) fail("the dump's manifest lists this file, which is not there", each->file);
+    }
     require_recorded(chunk.q, role_of(layer_id, chunk, "q"), "q");
     require_recorded(chunk.k, role_of(layer_id, chunk, "k"), "k");
     require_recorded(chunk.v, role_of(layer_id, chunk, "v"), "v");

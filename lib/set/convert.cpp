@@ -95,6 +95,10 @@ SetFormat format_for(const fs::path& out, const ConvertOptions& options) {
   for (const FormatName& known : kFormats) {
     if (!known.extension.empty() && known.extension == extension) return known.format;
   }
+  if (extension == ".pt") {
+    throw UsageError("a set in .pt files is a folder of them", out.string(),
+                     "give --to pt for such a folder, or --to set for a set of that name");
+  }
   return SetFormat::kSet;
 }
 

@@ -249,7 +249,9 @@ ServerSettings server_settings(const Set& set, const std::string& server, const 
       const std::string beyond = beyond_reader(reader_from_name(name, "--for"), part);
       if (!beyond.empty()) why += "; of " + part_name + ", " + beyond;
     }
-    throw DataError("the set has no part for " + name + why, folder.string(), "fit one: oscar fit --for " + name);
+    const char* const vllm = parts.contains("vllm") ? "; vLLM serves it: OSCAR_KV_SET=SET vllm serve MODEL" : "";
+    throw DataError("the set has no part for " + name + why, folder.string(),
+                    "fit one: oscar fit --for " + name + vllm);
   }
   const Reader& reader = reader_from_name(name, "--for");
   const RotationPart& part = set.rotations.at(own->second);

@@ -342,7 +342,6 @@ void keep_parts_of(const std::vector<std::string>& readers, SetUnderTest& set) {
 /// Says what is looked at.
 void describe(const SetUnderTest& set, VerifyReport& report) {
   report.readers = set.readers;
-  report.recorded_before = set.verification.is_object();
   report.set["format"] = set.manifest.is_null() ? "foreign" : kSetSchema;
   report.set["windows"] = {{"sink", set.windows.sink}, {"recent", set.windows.recent}};
   if (!set.manifest.is_null()) {
@@ -355,6 +354,17 @@ void describe(const SetUnderTest& set, VerifyReport& report) {
   std::set<std::string> unopened;  // of a set that only its manifest speaks for
   for (const auto& [reader, part] : set.readers) unopened.insert(part);
   for (const std::string& part : unopened) report.parts.push_back({.name = part});
+}
+
+/// What a summary that the manifest keeps says more than the report does, but for a rejection; empty: nothing.
+std::string recorded_more(const Json& verification, const VerifyReport& report) {
+  if (!verification.is_object() || report.verdict == Verdict::kRejected) return "";
+  const Json &had = verification.at("data"), &has = report.data;
+  const auto layers = [](const Json& data) {
+    return data.contains("attention") ? data["attention"].value("layers", 0) : 0;
+  };
+  if (had.contains("model") && !has.contains("model")) return "figures of the model's predictions";
+  return layers(had) > layers(has) && !has.contains("model") ? "figures of " + plural(layers(had), "layer") : "";
 }
 
 /// What the files say differently.
@@ -414,6 +424,7 @@ VerifyReport verify_set(const std::filesystem::path& path, const VerifyInputs& i
   // Where files hold not what was fitted, or contradict each other, there is nothing further to find out.
   if (structure_ok(report)) verify::examine(report, set, inputs, options, backend, status);
   verify::judge(report, options.thresholds, options.default_limits);
+  report.recorded_more = verify::recorded_more(set.verification, report);
   return report;
 }
 

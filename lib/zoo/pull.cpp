@@ -208,6 +208,7 @@ class Pull {
   /// Throws unless the manifest is signed as it must be. source: where a signature can be asked for; null: nowhere.
   void check_trust(const SetManifest& manifest, const Source* source) {
     if (!options_.trust.needed()) return;
+    for (const fs::path& key : options_.trust.keys) (void)read_public_key(key);  // that is no matter of the signature
     const fs::path stored = cache_.signature_file(manifest.sha256);
     std::string text;
     if (source != nullptr) {

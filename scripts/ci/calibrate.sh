@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 # What a calibration job runs: fit a set, judge it on text that it was not fitted on, publish it if it is
 # accepted. The exit status is that of the step that failed; 3: the set was rejected, and nothing was published.
-# Files that end in .npy or .jsonl hold token ids, others are text.
+# Files that end in .npy hold token ids, and those in .jsonl whose first line is a list; others are text.
 #   FIT_OPTIONS     further options of "oscar fit", for example "--for vllm --device cuda"
 #   VERIFY_OPTIONS  further options of "oscar verify", for example limits other than the defaults for the set's bits:
 #                   "--max-kld 0.05 --report report.html"
@@ -13,10 +13,16 @@ if [ $# -ne 6 ]; then
   exit 2
 fi
 model=$1 calibration=$2 held_out=$3 zoo=$4 name=$5 out=$6
-read -ra fit_options <<<"${FIT_OPTIONS:-}"
-read -ra verify_options <<<"${VERIFY_OPTIONS:-}"
+read -d '' -ra fit_options <<<"${FIT_OPTIONS:-}" || true # all lines, whose end is no more than that
+read -d '' -ra verify_options <<<"${VERIFY_OPTIONS:-}" || true
 
-kind() { case $1 in *.npy | *.jsonl) printf %s --tokens ;; *) printf %s --text ;; esac; }
+kind() {
+  case $1 in
+    *.npy) echo --tokens ;;
+    *.jsonl) if [ "$(head -c 1 -- "$1")" = "[" ]; then echo --tokens; else echo --text; fi ;;
+    *) echo --text ;;
+  esac
+}
 
 mkdir -p "$out"
 oscar fit --model "$model" "$(kind "$calibration")" "$calibration" --out "$out/set" "${fit_options[@]}"

@@ -8,7 +8,8 @@ INPUT=${INPUT:---model model --text}          # options of the data; the last, -
 FIT=${FIT:---bits 2.25}                       # options of the set
 WORK=${WORK:-work}                            # a folder for this fit alone
 OUT=${OUT:---out $WORK/set}                   # what is made of the parts: a set, or by --save-stats the sums of all of them
-read -ra devices <<<"${DEVICES:-$(nvidia-smi --query-gpu=index --format=csv,noheader | sed 's/^/cuda:/' | paste -sd' ')}"
+DEVICES=${DEVICES:-$(nvidia-smi --query-gpu=index --format=csv,noheader | sed 's/^/cuda:/' | paste -sd' ')}
+read -ra devices <<<"$DEVICES"
 
 parts=("$PARTS"/*)
 mkdir -p "$WORK"

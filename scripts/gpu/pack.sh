@@ -3,8 +3,8 @@
 # Packs into .gpu/ what test.sh and bench.sh need on a GPU machine that has no network and few packages: this commit, its
 # optimised build, the shared libraries that machine may lack, and reference data. Copy .gpu/ into a checkout there.
 # It must have glibc, the CUDA toolkit, cmake, and a python3 with the torch version of scripts/requirements.txt.
-# Environment: PUBLISHED_FITTER, the published compute_kv_rotation.py for bench.sh; OSCAR_GPU_ARCHITECTURES (90a-real);
-# OSCAR_GPU_TARGETS (all), what to build;
+# Environment: PUBLISHED_FITTER, the published compute_kv_rotation.py for bench.sh; OSCAR_CUDA_ARCHITECTURES (90a-real);
+# OSCAR_GPU_TARGETS (all), what to build; OSCAR_SHARED (../shared), the reference data;
 # OSCAR_GPU_ROOT (/tmp/oscar-gpu), where it is built here and unpacked there, because a build tree knows its own path.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -22,7 +22,7 @@ build() {
   local rpath='$ORIGIN/bundled;$ORIGIN/bundled/torch;$ORIGIN/bundled/cuda'
   env -u OSCAR_SHARED cmake -S "$source" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DOSCAR_CUDA=ON -DOSCAR_TESTS=ON \
     -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=12 \
-    -DCMAKE_CUDA_ARCHITECTURES="${OSCAR_GPU_ARCHITECTURES:-90a-real}" \
+    -DCMAKE_CUDA_ARCHITECTURES="${OSCAR_CUDA_ARCHITECTURES:-90a-real}" \
     -DCMAKE_BUILD_RPATH="$rpath;${rpath//ORIGIN/ORIGIN\/..}" -DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags \
     -DCMAKE_MODULE_LINKER_FLAGS=-Wl,--disable-new-dtags >.gpu/configure.log 2>&1 || { cat .gpu/configure.log >&2; exit 1; }
   # shellcheck disable=SC2086  # several targets are several words

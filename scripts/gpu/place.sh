@@ -13,8 +13,9 @@ unpack() {
   [ ! -e "$source/.git" ] || die "$root was built on this machine; remove it to unpack .gpu/bundle.tar.xz there"
   stamp=$(sha256sum <.gpu/bundle.tar.xz)
   if [ "$stamp" != "$(cat "$root/stamp" 2>/dev/null)" ]; then
-    rm -rf "${root:?}"/*
     mkdir -p "$root"
+    [ -e "$root/commit" ] || [ -z "$(ls -A "$root")" ] || die "$root has files that are of no bundle; pack with another OSCAR_GPU_ROOT"
+    rm -rf "${root:?}"/*
     # tar itself needs xz for this; newer Pythons refuse absolute links unless told to trust them.
     python3 -c 'import sys, tarfile
 with tarfile.open(sys.argv[1]) as archive:

@@ -11,7 +11,7 @@ mkdir -p "$kept"
 export PYTHONPATH=$source/apps/python${PYTHONPATH:+:$PYTHONPATH} OSCAR_TORCH_LIBRARY=$build/liboscar_torch.so
 case "$part" in
   recipes | long | tasks | domains)
-    python3 -B tests/bench/bench_real_model.py --model "$model" --texts "$texts" --binary "$build/oscar" \
+    python3 -B "$source/tests/bench/bench_real_model.py" --model "$model" --texts "$texts" --binary "$build/oscar" \
       --device cuda --part "$part" --work "$kept/work" --out "$kept/real_model.json" --commit "$commit" --gpu "$gpu" \
       "${@:4}"
     ;;

@@ -40,6 +40,7 @@ watch() {
 sanitizers() {
   local program=$build/tests/kernels_cuda_test names i name
   mapfile -t names < <("$program" --list-test-cases '--test-case=small:*' | grep '^small:')
+  [ ${#names[@]} -gt 0 ] || die "$program lists no case whose name starts with small:"
   for i in "${!names[@]}"; do
     watch "$i" "$program" "--test-case=${names[$i]//,/?}"
   done

@@ -33,6 +33,8 @@ class Layer(NamedTuple):
 def layer_folders(dump):
     """{layer id: folder}, ascending."""
     found = {int(path.name[6:]): path for path in Path(dump).glob("layer_*")}
+    if not found:
+        raise SystemExit(f"{dump}: has no layer_* folder")
     return dict(sorted(found.items()))
 
 

@@ -324,17 +324,18 @@ void finish(const Set& set, double startup, double seconds, const FitCommand& co
 }
 
 /// Throws UsageError if a file is where statistics go, unless --force is given and it holds statistics: somebody's
-/// weights, or letters, are not replaced.
+/// weights, or letters, are not replaced. Throws where they cannot be written, before the work.
 void require_replaceable_statistics(const FitCommand& command) {
   const std::filesystem::path& file = command.save_stats;
   const std::string option = "--save-stats " + file.string();
-  if (!std::filesystem::exists(file)) return;
+  if (!file.has_filename()) throw UsageError("a file is written, not a folder", option, "name a file in it");
+  if (!std::filesystem::exists(file)) return require_writable(file);
   if (!command.force) {
     throw UsageError("there is such a file already", option, "name another, or give --force to replace it");
   }
   try {
     if (!std::filesystem::is_regular_file(file)) return;
-    if (SafetensorsFile(file).metadata().at("schema") == "oscar.statistics.v1") return;
+    if (SafetensorsFile(file).metadata().at("schema") == "oscar.statistics.v1") return require_writable(file);
   } catch (const std::exception&) {  // whatever it is, we did not write it
   }
   throw UsageError("refusing to replace a file that does not hold such statistics", option,

@@ -264,7 +264,8 @@ void register_serve_env(CLI::App& app, Context& context) {
       "  oscar serve-env set\n"
       "  oscar serve-env set -- python -m sglang.launch_server --model-path Qwen3-8B --kv-cache-dtype int2");
   command->add_option("SET", options->set, "Folder of the set")->required();
-  command->add_option("SERVER", options->server, "Start this command with that environment, instead of printing it");
+  command->add_option("SERVER", options->server,
+                      "Start this command, which stands behind --, with that environment, instead of printing it");
   command
       ->add_option("--for", options->reader,
                    "The server: sglang, sglang-v1 or llamacpp; default: the first of these that the set has a part for")

@@ -76,21 +76,19 @@ ModelData read_model_data(const VerifyCommand& c, const ModelConfig& config, Sta
   return data;
 }
 
-/// Structure checks alone do not replace figures that were measured before, unless they failed.
-bool worth_recording(const VerifyCommand& c, const VerifyReport& report) {
-  return c.record && report.recordable && (report.verdict != Verdict::kNotMeasured || !report.recorded_before);
-}
-
 /// Empty if the summary may go into the manifest.
 std::string why_unrecorded(const VerifyCommand& c, const VerifyReport& report) {
   if (report.other_model) return "the set is of another model than what it was held against";
-  if (report.left_out) return "--for left out parts of the set";
+  if (report.left_out) return "--for left out parts of the set; leave it out, or fit a set --for these readers";
+  const bool by_attention = !report.data.contains("model") && report.verdict != Verdict::kRejected;
+  if (!c.input.layers.empty() && by_attention) return "--layers left out layers";
+  if (!report.recorded_more.empty()) return "the manifest keeps " + report.recorded_more;
   const std::string pinned = why_pinned(c.set);
   return pinned.empty() ? pinned : pinned + ": verify a copy, and publish that";
 }
 
 void record(const VerifyCommand& c, const VerifyReport& report, Status& status) {
-  if (!worth_recording(c, report)) return;
+  if (!c.record || !report.recordable) return;
   if (const std::string why = why_unrecorded(c, report); !why.empty()) {
     status.notice("the summary is not recorded: " + why);
     return;
@@ -107,7 +105,7 @@ void record(const VerifyCommand& c, const VerifyReport& report, Status& status) 
 std::string utc_minute() { return fmt::format("{:%Y-%m-%d %H:%M} UTC", fmt::gmtime(std::time(nullptr))); }
 
 void run(VerifyCommand& c, Context& context) {
-  require_writable(c.report);
+  require_report_target(c.report);
   c.options.own_windows = c.windows == "own";
   c.options.precision = c.precision == "fp32" ? Precision::kExact : Precision::kServing;
   const auto backend = make_backend(context.common.device, *context.status);

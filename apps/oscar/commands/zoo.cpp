@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <optional>
 
+#include "base/errors.hpp"
 #include "base/text.hpp"
 #include "commands.hpp"
 #include "console.hpp"
@@ -117,7 +118,14 @@ void register_zoo(CLI::App& app, Context& context) {
       ->type_name("DIR|URL");
   add_timeout_option(*list, options->transfer.timeout_seconds);
   add_json_option(*list, context);
-  list->callback([options, &context] { run_list(*options, context); });
+  list->callback([options, &context] {
+    const std::filesystem::path& json = context.common.json_file;
+    if (options->pattern.empty() && !json.empty() && json.extension() != ".json") {
+      throw UsageError("is this the FILE, or the PATTERN?", "--json " + json.string(),
+                       "give --json behind the PATTERN, or a FILE that ends in .json");
+    }
+    run_list(*options, context);
+  });
 }
 
 void register_publish(CLI::App& app, Context& context) {

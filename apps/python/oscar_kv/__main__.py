@@ -44,7 +44,8 @@ def _plugin(server: str) -> str:
     registered = any(point.name == "oscar" for point in metadata.entry_points(group=group))
     chosen = os.environ.get(variable)
     if not registered:
-        raise ValueError(f"{version} does not know oscar_kv, which is not installed as a package here; pip install oscar-kv")
+        raise ValueError(f"{version} does not know oscar_kv, which is not installed as a package here; "
+                         'install it: pip install "$(scripts/wheel.sh)"')
     if chosen is not None and "oscar" not in chosen.split(","):
         raise ValueError(f"{variable}={chosen} leaves the plugin oscar out: {version} would serve no set and observe nothing; add "
                          "oscar to it, or unset it")

@@ -137,7 +137,7 @@ struct VerifyReport {
   bool chosen_readers = false;                 // only their parts were looked at, and all of them must be fit to serve
   bool left_out = false;                       // some parts were not looked at
   bool recordable = false;                     // a manifest of ours can keep the summary
-  bool recorded_before = false;                // and keeps one
+  std::string recorded_more;                   // what it keeps that says more than this does; empty: nothing
   std::vector<Check> checks;
   std::vector<MethodReport> methods;  // a part's has its name
   std::vector<Limit> limits;

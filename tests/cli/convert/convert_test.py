@@ -279,6 +279,7 @@ class ConvertTest(unittest.TestCase):
         self.refuse(2, "exists already", SAMPLE, "page.pt", "--to", "h5")
         (self.folder / "outer/inner").mkdir(parents=True)
         self.refuse(2, "exists already", SAMPLE, "outer/inner/..")
+        self.refuse(2, "is a folder of them", SAMPLE, "x.pt")
         self.refuse(2, "only .pt output has versions", SAMPLE, "x.h5", "--pt-version", "2")
         self.refuse(2, "only GGUF output takes a model", SAMPLE, "x.h5", "--into", "page.pt")
         self.refuse(2, "not a set of oscar", SAMPLE, "page.pt", "--to", "h5", "--force")
