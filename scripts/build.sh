@@ -9,7 +9,12 @@ cd "$(dirname "$0")/.."
 tests=()
 if [ "${1:-}" = --tests ]; then tests=(-DOSCAR_TESTS=ON); shift; fi
 
-architectures=${OSCAR_CUDA_ARCHITECTURES:-$(nvidia-smi -L >/dev/null 2>&1 && echo native || true)}
+# What nvcc calls the GPUs of this machine. CMake's own "native" asks once for a build tree, and never again.
+gpus() {
+  nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | grep -E '^[0-9]+\.[0-9]+$' | tr -d . | sort -u |
+    sed 's/^90$/90a/; s/$/-real/' | paste -sd ';'
+}
+architectures=${OSCAR_CUDA_ARCHITECTURES:-$(gpus || true)}
 if [ -n "$architectures" ]; then
   cuda=(-DOSCAR_CUDA=AUTO "-DCMAKE_CUDA_ARCHITECTURES=$architectures")
 else

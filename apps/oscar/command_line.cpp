@@ -116,7 +116,8 @@ UsageError config_error(const std::string& what, const std::string& file) {
   const std::string key = what.substr(kUnknown.size());
   const std::size_t dot = key.rfind('.');
   if (key.ends_with(".++")) return {"there is no command \"" + key.substr(0, dot) + "\"", file, "see oscar --help"};
-  if (key.starts_with("[")) return {"\"" + key + "\" begins a section and has no ]", file, remedy};
+  if (key.starts_with("["))
+    return {"\"" + key + "\" is no header of a section: [NAME] stands alone on its line", file, remedy};
   if (dot == key.npos) return {"there is no option \"" + key + "\" of every command", file, remedy};
   return {"[" + key.substr(0, dot) + "] has no option \"" + key.substr(dot + 1) + "\"", file, remedy};
 }
@@ -140,7 +141,7 @@ UsageError usage_error(CLI::App& app, const CLI::ParseError& error) {
   CLI::App& command = active_command(app);
   const std::string what = error.what(), name = full_name(command), help = name + " --help";
   if (is(error, CLI::ExitCodes::ConfigError)) return config_error(what, app["--config"]->as<std::string>());
-  if (is(error, CLI::ExitCodes::FileError)) return {what, "--config", "name a file that is there"};
+  if (is(error, CLI::ExitCodes::FileError)) return {what, "--config", "check the path and its permissions"};
   const bool on_the_line = std::ranges::any_of(
       command.get_options(), [&](const CLI::Option* option) { return is_of(what, *option) && is_given(*option); });
   const std::string variable = on_the_line ? "" : wrong_variable(app, what);

@@ -184,7 +184,8 @@ void require_json_target(const fs::path& file) {
 
 void require_report_target(const fs::path& file) {
   if (!may_be_replaced(file, is_html) && !fs::is_directory(file)) {
-    throw UsageError("refusing to replace a file that is not HTML", "--report " + file.string(), "name another file");
+    throw UsageError("refusing to replace a file that does not begin with <!doctype html>", "--report " + file.string(),
+                     "name another file");
   }
   require_writable(file);
 }

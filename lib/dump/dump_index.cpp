@@ -206,14 +206,14 @@ void check_files(int layer_id, const fs::path& layer, const std::vector<DumpChun
   }
   for (std::size_t i = 0; i < chunks.size(); ++i) {
     const DumpChunk& chunk = chunks[i];
-    for (const ChunkTensor* const each : {&chunk.q, &chunk.k, &chunk.v}) {
-      if (!fs::exists(each->file)) fail("the dump's manifest lists this file, which is not there", each->file);
+    const fs::path lens = chunk_path(layer, "seq_lens", chunk.number, chunk.q.file.extension().string());
+    for (const fs::path& file : {chunk.q.file, chunk.k.file, chunk.v.file, lens}) {
+      if (!fs::exists(file)) fail("the dump's manifest lists this file, which is not there", file);
     }
     require_recorded(chunk.q, role_of(layer_id, chunk, "q"), "q");
     require_recorded(chunk.k, role_of(layer_id, chunk, "k"), "k");
     require_recorded(chunk.v, role_of(layer_id, chunk, "v"), "v");
-    require_recorded_small_file(chunk_path(layer, "seq_lens", chunk.number, chunk.q.file.extension().string()),
-                                entries[i]["files"]["seq_lens"]);
+    require_recorded_small_file(lens, entries[i]["files"]["seq_lens"]);
   }
 }
 

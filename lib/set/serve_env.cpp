@@ -249,7 +249,8 @@ ServerSettings server_settings(const Set& set, const std::string& server, const 
       const std::string beyond = beyond_reader(reader_from_name(name, "--for"), part);
       if (!beyond.empty()) why += "; of " + part_name + ", " + beyond;
     }
-    const char* const vllm = parts.contains("vllm") ? "; vLLM serves it: OSCAR_KV_SET=SET vllm serve MODEL" : "";
+    const bool vllm_serves = parts.contains("vllm") && recorded_verdict(set.manifest, "vllm") != Verdict::kRejected;
+    const char* const vllm = vllm_serves ? "; vLLM serves this set: OSCAR_KV_SET=SET vllm serve MODEL" : "";
     throw DataError("the set has no part for " + name + why, folder.string(),
                     "fit one: oscar fit --for " + name + vllm);
   }

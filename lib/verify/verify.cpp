@@ -179,6 +179,7 @@ std::unique_ptr<FinalStates> measure_layers(VerifyReport& report, const Calibrat
   for (PartFindings* part : measured.parts) part->subject.check_on(found.moments, part->checks);
   add_attention(report, found);
   if (const std::size_t all = methods.empty() ? 0 : methods.back().layers.size(); found.layers.size() < all) {
+    report.layers_left_out = true;
     report.warnings.push_back("attention is measured in " + std::to_string(found.layers.size()) + " of " +
                               plural(all, "layer"));
   }
@@ -359,12 +360,17 @@ void describe(const SetUnderTest& set, VerifyReport& report) {
 /// What a summary that the manifest keeps says more than the report does, but for a rejection; empty: nothing.
 std::string recorded_more(const Json& verification, const VerifyReport& report) {
   if (!verification.is_object() || report.verdict == Verdict::kRejected) return "";
-  const Json &had = verification.at("data"), &has = report.data;
+  const Json had = member(verification, "data"), verdict = member(verification, "verdict");
+  const auto predicts = [](const Json& data) { return !member(member(data, "model"), "keys_read").is_null(); };
   const auto layers = [](const Json& data) {
-    return data.contains("attention") ? data["attention"].value("layers", 0) : 0;
+    const Json count = member(member(data, "attention"), "layers");
+    return count.is_number_integer() ? count.get<std::int64_t>() : 0;
   };
-  if (had.contains("model") && !has.contains("model")) return "figures of the model's predictions";
-  return layers(had) > layers(has) && !has.contains("model") ? "figures of " + plural(layers(had), "layer") : "";
+  const bool judged = verdict == name_of(Verdict::kAccepted) || verdict == name_of(Verdict::kRejected);
+  if (judged && report.verdict == Verdict::kNotMeasured) return "a verdict, and there is none now";
+  if (predicts(had) && !predicts(report.data)) return "figures of what the model predicts in texts";
+  const bool fewer = layers(had) > layers(report.data) && !predicts(report.data);
+  return fewer ? "figures of " + plural(layers(had), "layer") : "";
 }
 
 /// What the files say differently.

@@ -19,7 +19,7 @@ read -d '' -ra verify_options <<<"${VERIFY_OPTIONS:-}" || true
 kind() {
   case $1 in
     *.npy) echo --tokens ;;
-    *.jsonl) if [ "$(head -c 1 -- "$1")" = "[" ]; then echo --tokens; else echo --text; fi ;;
+    *.jsonl) if grep -m 1 '[^[:space:]]' -- "$1" 2>/dev/null | grep -q '^[[:space:]]*\['; then echo --tokens; else echo --text; fi ;;
     *) echo --text ;;
   esac
 }

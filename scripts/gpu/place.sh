@@ -14,8 +14,10 @@ unpack() {
   stamp=$(sha256sum <.gpu/bundle.tar.xz)
   if [ "$stamp" != "$(cat "$root/stamp" 2>/dev/null)" ]; then
     mkdir -p "$root"
-    [ -e "$root/commit" ] || [ -z "$(ls -A "$root")" ] || die "$root has files that are of no bundle; pack with another OSCAR_GPU_ROOT"
+    [ -e "$root/stamp" ] || [ -e "$root/commit" ] || [ -z "$(ls -A "$root")" ] \
+      || die "$root has files that are of no bundle; remove them, or pack with another OSCAR_GPU_ROOT"
     rm -rf "${root:?}"/*
+    : >"$root/stamp"
     # tar itself needs xz for this; newer Pythons refuse absolute links unless told to trust them.
     python3 -c 'import sys, tarfile
 with tarfile.open(sys.argv[1]) as archive:

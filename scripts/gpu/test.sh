@@ -10,7 +10,7 @@
 set -euo pipefail
 . "$(dirname "$0")/place.sh"
 cores=$(nproc)
-rm -f "$out"/{kernels,suite}.{xml,log} "$out"/{memcheck,racecheck}.*.log
+rm -f "$out"/{kernels,suite}.{xml,log} "$out"/{memcheck,racecheck}.*.log "$out/cuda-tests.json"
 
 # ctest with a limit for the whole, at which what still runs fails and the rest is kept: results.py sees that, and no results. Its own
 # status says nothing more.

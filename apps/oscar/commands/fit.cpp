@@ -328,16 +328,19 @@ void finish(const Set& set, double startup, double seconds, const FitCommand& co
 void require_replaceable_statistics(const FitCommand& command) {
   const std::filesystem::path& file = command.save_stats;
   const std::string option = "--save-stats " + file.string();
-  if (!file.has_filename()) throw UsageError("a file is written, not a folder", option, "name a file in it");
+  if (!file.has_filename() || std::filesystem::is_directory(file)) {
+    throw UsageError("a file is written, not a folder", option, "name a file in it");
+  }
   if (!std::filesystem::exists(file)) return require_writable(file);
   if (!command.force) {
     throw UsageError("there is such a file already", option, "name another, or give --force to replace it");
   }
+  bool ours = !std::filesystem::is_regular_file(file);  // a device, or a pipe
   try {
-    if (!std::filesystem::is_regular_file(file)) return;
-    if (SafetensorsFile(file).metadata().at("schema") == "oscar.statistics.v1") return require_writable(file);
+    ours = ours || SafetensorsFile(file).metadata().at("schema") == "oscar.statistics.v1";
   } catch (const std::exception&) {  // whatever it is, we did not write it
   }
+  if (ours) return require_writable(file);
   throw UsageError("refusing to replace a file that does not hold such statistics", option,
                    "name another file, or remove it yourself");
 }

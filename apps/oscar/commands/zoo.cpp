@@ -120,8 +120,10 @@ void register_zoo(CLI::App& app, Context& context) {
   add_json_option(*list, context);
   list->callback([options, &context] {
     const std::filesystem::path& json = context.common.json_file;
-    if (options->pattern.empty() && !json.empty() && json.extension() != ".json") {
-      throw UsageError("is this the FILE, or the PATTERN?", "--json " + json.string(),
+    const bool may_be_pattern = !json.empty() && json.extension() != ".json" && !json.parent_path().has_filename() &&
+                                !std::filesystem::exists(json);
+    if (options->pattern.empty() && may_be_pattern) {
+      throw UsageError("this may be meant as PATTERN, and would be written as FILE", "--json " + json.string(),
                        "give --json behind the PATTERN, or a FILE that ends in .json");
     }
     run_list(*options, context);
