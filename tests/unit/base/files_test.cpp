@@ -25,13 +25,15 @@ TEST_CASE("a written file has its content and leaves nothing else behind") {
   CHECK(list_files(folder.path()) == std::vector<fs::path>{"a/b.txt"});
 }
 
-TEST_CASE("a file that is not committed is never seen") {
+TEST_CASE("what is not committed is never seen, nor the folders that were made for it") {
   const test::TemporaryFolder folder;
   {
-    const AtomicFile file(folder / "x");
+    const AtomicFile file(folder / "new/of/x");
     write_file(file.temporary_path(), "half");
+    const AtomicFolder set(folder / "other/new/set/", {});
+    write_file(set.path() / "one", "1");
   }
-  CHECK(list_files(folder.path()).empty());
+  CHECK(fs::is_empty(folder.path()));
 }
 
 TEST_CASE("writers of one file do not meet, although their processes have the same id, as in containers") {
