@@ -216,25 +216,12 @@ void write_unsynced(const fs::path& path, std::string_view content) {
   write_all(file.get(), content, path);
 }
 
-MadeFolders::MadeFolders(const fs::path& target) {
-  std::error_code unknown;  // of what nobody may look at, create_parent() tells
-  for (fs::path folder = target.parent_path(); !folder.empty() && !fs::exists(folder, unknown);
-       folder = folder.parent_path()) {
-    made_.push_back(folder);
-  }
-  create_parent(target);
-}
-
-MadeFolders::~MadeFolders() {
-  std::error_code ignored;
-  for (const fs::path& folder : made_) fs::remove(folder, ignored);
-}
-
 AtomicFile::AtomicFile(const fs::path& target)
     : target_(is_replaceable(target) ? behind_links(target) : target),
       replaces_(is_replaceable(target_)),
-      parents_(target_),
-      temporary_(sibling(replaces_ ? target_ : fs::temp_directory_path() / target_.filename(), "part")) {}
+      temporary_(sibling(replaces_ ? target_ : fs::temp_directory_path() / target_.filename(), "part")) {
+  create_parent(target_);
+}
 
 AtomicFile::~AtomicFile() {
   std::error_code ignored;
@@ -344,10 +331,10 @@ void require_only(const fs::path& folder, const std::set<fs::path>& ours, const 
 
 AtomicFolder::AtomicFolder(const fs::path& target, RequireOurs ours)
     : target_(without_trailing_slash(target)),
-      parents_(target_),
       // Without a number: whoever has the lock clears away what a process that was killed has left.
       staging_(target_.parent_path() / ("." + target_.filename().string() + ".part")),
       ours_(std::move(ours)) {
+  create_parent(target_);
   const fs::path lock_path = lock_path_of(target_);
   Descriptor lock = lock_and_own(lock_path, target_);
   try {

@@ -93,19 +93,6 @@ void write_file(const std::filesystem::path& path, std::string_view content);
 /// Throws IoError.
 void write_unsynced(const std::filesystem::path& path, std::string_view content);
 
-/// The folders that a target needs and that were not there. Those that are empty in the end are removed.
-class MadeFolders {
- public:
-  /// Makes the folder of `target`, and those above. Throws IoError.
-  explicit MadeFolders(const std::filesystem::path& target);
-  ~MadeFolders();
-  MadeFolders(const MadeFolders&) = delete;
-  MadeFolders& operator=(const MadeFolders&) = delete;
-
- private:
-  std::vector<std::filesystem::path> made_;  // the innermost first
-};
-
 /// A file under construction. commit() gives it its final name; without commit() the destructor removes every trace. A
 /// link is followed, so that it stays a link; what is no regular file (a device, a pipe) is written into, never
 /// replaced.
@@ -127,7 +114,6 @@ class AtomicFile {
 
   std::filesystem::path target_;
   bool replaces_;  // false: the target is a device or a pipe
-  MadeFolders parents_;
   std::filesystem::path temporary_;
   bool committed_ = false;
 };
@@ -170,9 +156,7 @@ class AtomicFolder {
  private:
   void require_replaceable() const;
 
-  std::filesystem::path target_;
-  MadeFolders parents_;
-  std::filesystem::path staging_;
+  std::filesystem::path target_, staging_;
   RequireOurs ours_;
   int lock_ = -1;
 };

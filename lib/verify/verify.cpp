@@ -366,8 +366,11 @@ std::string recorded_more(const Json& verification, const VerifyReport& report) 
     const Json count = member(member(data, "attention"), "layers");
     return count.is_number_integer() ? count.get<std::int64_t>() : 0;
   };
-  const bool judged = verdict == name_of(Verdict::kAccepted) || verdict == name_of(Verdict::kRejected);
+  const bool measured = member(had, "model").is_object() || member(had, "attention").is_object();
+  const bool judged =  // what the structure alone rejected, it can clear
+      verdict == name_of(Verdict::kAccepted) || (measured && verdict == name_of(Verdict::kRejected));
   if (judged && report.verdict == Verdict::kNotMeasured) return "a verdict, and there is none now";
+  if (member(had, "model").is_object() && !report.data.contains("model")) return "figures of the model's predictions";
   if (predicts(had) && !predicts(report.data)) return "figures of what the model predicts in texts";
   const bool fewer = layers(had) > layers(report.data) && !predicts(report.data);
   return fewer ? "figures of " + plural(layers(had), "layer") : "";
