@@ -32,7 +32,7 @@ cmake --build build-fuzz --parallel "$jobs" --target "${targets[@]/#/fuzz_}" >&2
 mkdir -p out/fuzz
 run() {
   local target=$1 work=out/fuzz/$1 status=0 TIMEFORMAT='%U %S'
-  rm -rf "$work" # of an earlier run
+  rm -rf "$work" # inputs that an earlier run found
   mkdir -p "$work"
   # Memory without bounds is found by rss_limit_mb. libhdf5 asks for as much as a file says, takes no for an answer, and uses no
   # more than is read. What takes
@@ -40,7 +40,7 @@ run() {
   local more=()
   [[ $target != hdf5 && $target != set ]] || more=(-malloc_limit_mb=1000000000)
   { time ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 build-fuzz/tests/"fuzz_$target" -max_total_time="$2" -max_len=65536 -rss_limit_mb=2048 -timeout=120 \
-    -print_final_stats=1 "${more[@]}" -artifact_prefix="$work/crash-" "$work" "tests/fuzz/corpus/$target" >"out/fuzz/$target.log" 2>&1; } 2>"out/fuzz/$target.time" || status=$?
+    -print_final_stats=1 "${more[@]}" -artifact_prefix="out/fuzz/$target-" "$work" "tests/fuzz/corpus/$target" >"out/fuzz/$target.log" 2>&1; } 2>"out/fuzz/$target.time" || status=$?
   local executions units processor
   processor=$(awk '{printf "%.0f", $1 + $2}' "out/fuzz/$target.time")
   executions=$(sed -n 's/^stat::number_of_executed_units: *//p' "out/fuzz/$target.log")

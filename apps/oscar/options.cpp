@@ -36,6 +36,21 @@ CLI::Validator number_that(bool (*holds)(double), const std::string& description
 /// What the type of an option that names a file or folder has in it (help shows it).
 constexpr std::array<std::string_view, 5> kPathTypes{"FILE", "DIR", "SET", "KEY", ".gguf"};
 
+/// Whether a file that is_ours() may be written there: one is, or an empty one, or none, or a device.
+bool may_be_replaced(const fs::path& file, bool (*is_ours)(std::istream&)) {
+  std::error_code error;
+  if (!fs::is_regular_file(file, error) || fs::file_size(file, error) == 0) return !fs::is_directory(file, error);
+  std::ifstream stream(file);
+  return is_ours(stream);
+}
+
+bool is_json(std::istream& file) { return Json::accept(file); }
+bool is_html(std::istream& file) {
+  std::string begin(14, '\0');
+  file.read(begin.data(), 14);
+  return lower_case(begin) == "<!doctype html";
+}
+
 std::set<const CLI::Option*>& outputs() {
   static std::set<const CLI::Option*> options;
   return options;
@@ -152,25 +167,6 @@ void require_writable(const fs::path& file) {
   const AtomicFile probe(file);
   write_unsynced(probe.temporary_path(), "");
 }
-
-namespace {
-
-/// Whether a file that is_ours() may be written there: one is, or an empty one, or none, or a device.
-bool may_be_replaced(const fs::path& file, bool (*is_ours)(std::istream&)) {
-  std::error_code error;
-  if (!fs::is_regular_file(file, error) || fs::file_size(file, error) == 0) return !fs::is_directory(file, error);
-  std::ifstream stream(file);
-  return is_ours(stream);
-}
-
-bool is_json(std::istream& file) { return Json::accept(file); }
-bool is_html(std::istream& file) {
-  std::string begin(14, '\0');
-  file.read(begin.data(), 14);
-  return lower_case(begin) == "<!doctype html";
-}
-
-}  // namespace
 
 bool may_be_replaced_by_json(const fs::path& file) { return may_be_replaced(file, is_json); }
 

@@ -357,23 +357,29 @@ void describe(const SetUnderTest& set, VerifyReport& report) {
   for (const std::string& part : unopened) report.parts.push_back({.name = part});
 }
 
-/// What a summary that the manifest keeps says more than the report does, but for a rejection; empty: nothing.
-std::string recorded_more(const Json& verification, const VerifyReport& report) {
-  if (!verification.is_object() || report.verdict == Verdict::kRejected) return "";
-  const Json had = member(verification, "data"), verdict = member(verification, "verdict");
+/// Why the manifest, which keeps the summary `recorded` or none, should not keep the report's; empty: it should. A
+/// rejection of all parts goes in.
+std::string why_unrecorded(const Json& recorded, bool has_all_parts, const VerifyReport& report) {
+  if (report.other_model) return "the set is of another model than what it was held against";
+  if (!has_all_parts) return "--for left out parts of the set; leave it out, or fit a set --for these readers";
+  if (report.verdict == Verdict::kRejected) return "";
   const auto predicts = [](const Json& data) { return !member(member(data, "model"), "keys_read").is_null(); };
   const auto layers = [](const Json& data) {
     const Json count = member(member(data, "attention"), "layers");
     return count.is_number_integer() ? count.get<std::int64_t>() : 0;
   };
-  const bool measured = member(had, "model").is_object() || member(had, "attention").is_object();
+  const bool by_texts = predicts(report.data);
+  if (report.layers_left_out && !by_texts) return "attention was not measured in all layers";
+  const Json had = member(recorded, "data"), verdict = member(recorded, "verdict");
+  const bool had_model = member(had, "model").is_object(), measured = had_model || member(had, "attention").is_object();
   const bool judged =  // what the structure alone rejected, it can clear
       verdict == name_of(Verdict::kAccepted) || (measured && verdict == name_of(Verdict::kRejected));
-  if (judged && report.verdict == Verdict::kNotMeasured) return "a verdict, and there is none now";
-  if (member(had, "model").is_object() && !report.data.contains("model")) return "figures of the model's predictions";
-  if (predicts(had) && !predicts(report.data)) return "figures of what the model predicts in texts";
-  const bool fewer = layers(had) > layers(report.data) && !predicts(report.data);
-  return fewer ? "figures of " + plural(layers(had), "layer") : "";
+  const std::string keeps = "the manifest keeps ";
+  if (judged && report.verdict == Verdict::kNotMeasured) return keeps + "a verdict, and there is none now";
+  if (had_model && !report.data.contains("model")) return keeps + "figures of the model's predictions";
+  if (predicts(had) && !by_texts) return keeps + "figures of what the model predicts in texts";
+  const bool fewer = layers(had) > layers(report.data) && !by_texts;
+  return fewer ? keeps + "figures of " + plural(layers(had), "layer") : "";
 }
 
 /// What the files say differently.
@@ -426,14 +432,13 @@ VerifyReport verify_set(const std::filesystem::path& path, const VerifyInputs& i
   verify::SetUnderTest set = opened ? std::move(*opened) : verify::as_the_manifest_says(path);
   const std::size_t all = set.readers.size();
   if (report.chosen_readers) verify::keep_parts_of(options.readers, set);
-  report.left_out = set.readers.size() < all;
   report.recordable = !set.manifest.is_null();
   verify::describe(set, report);
   verify::check_contradictions(set, report.checks);
   // Where files hold not what was fitted, or contradict each other, there is nothing further to find out.
   if (structure_ok(report)) verify::examine(report, set, inputs, options, backend, status);
   verify::judge(report, options.thresholds, options.default_limits);
-  report.recorded_more = verify::recorded_more(set.verification, report);
+  report.unrecorded = verify::why_unrecorded(set.verification, set.readers.size() == all, report);
   return report;
 }
 

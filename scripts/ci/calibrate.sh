@@ -13,7 +13,7 @@ if [ $# -ne 6 ]; then
   exit 2
 fi
 model=$1 calibration=$2 held_out=$3 zoo=$4 name=$5 out=$6
-read -d '' -ra fit_options <<<"${FIT_OPTIONS:-}" || true # all lines, whose end is no more than that
+read -d '' -ra fit_options <<<"${FIT_OPTIONS:-}" || true # the words of all lines; "read" itself fails at their end
 read -d '' -ra verify_options <<<"${VERIFY_OPTIONS:-}" || true
 
 kind() {

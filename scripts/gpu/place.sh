@@ -14,7 +14,7 @@ unpack() {
   stamp=$(sha256sum <.gpu/bundle.tar.xz)
   if [ "$stamp" != "$(cat "$root/stamp" 2>/dev/null)" ]; then
     mkdir -p "$root"
-    [ -e "$root/stamp" ] || [ -e "$root/commit" ] || [ -z "$(ls -A "$root")" ] \
+    [ -e "$root/stamp" ] || [ -z "$(ls -A "$root")" ] \
       || die "$root has files that are of no bundle; remove them, or pack with another OSCAR_GPU_ROOT"
     rm -rf "${root:?}"/*
     : >"$root/stamp"

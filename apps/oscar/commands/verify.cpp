@@ -78,12 +78,7 @@ ModelData read_model_data(const VerifyCommand& c, const ModelConfig& config, Sta
 
 /// Empty if the summary may go into the manifest.
 std::string why_unrecorded(const VerifyCommand& c, const VerifyReport& report) {
-  if (report.other_model) return "the set is of another model than what it was held against";
-  if (report.left_out) return "--for left out parts of the set; leave it out, or fit a set --for these readers";
-  const bool predicts = report.data.value("model", Json::object()).contains("keys_read");
-  const bool by_attention = !predicts && report.verdict != Verdict::kRejected;
-  if (report.layers_left_out && by_attention) return "attention was not measured in all layers";
-  if (!report.recorded_more.empty()) return "the manifest keeps " + report.recorded_more;
+  if (!report.unrecorded.empty()) return report.unrecorded;
   const std::string pinned = why_pinned(c.set);
   return pinned.empty() ? pinned : pinned + ": verify a copy, and publish that";
 }

@@ -135,10 +135,9 @@ struct VerifyReport {
   std::vector<PartReport> parts;               // those that were looked at
   std::map<std::string, std::string> readers;  // and who reads which of them
   bool chosen_readers = false;                 // only their parts were looked at, and all of them must be fit to serve
-  bool left_out = false;                       // some parts were not looked at
   bool layers_left_out = false;                // attention was not measured in all
   bool recordable = false;                     // a manifest of ours can keep the summary
-  std::string recorded_more;                   // what it keeps that says more than this does; empty: nothing
+  std::string unrecorded;                      // why it should not, all the same; empty: it should
   std::vector<Check> checks;
   std::vector<MethodReport> methods;  // a part's has its name
   std::vector<Limit> limits;
