@@ -133,7 +133,7 @@ class SplitMerge {
 
 /// True in every thread of the last of `count` blocks that come here. What the others wrote before can be read then.
 __device__ inline bool is_last_block(int* ticket, int count) {
-  __shared__ bool last;
+  bool last = false;
   __syncthreads();
   if (threadIdx.x == 0) {
     int before;
@@ -141,8 +141,7 @@ __device__ inline bool is_last_block(int* ticket, int count) {
     last = before == count - 1;
     if (last) *ticket = 0;  // ready for the next launch
   }
-  __syncthreads();
-  return last;
+  return __syncthreads_or(last) != 0;
 }
 
 __device__ __forceinline__ float sum_over_tokens(float x) {
