@@ -267,6 +267,21 @@ class ServerTest(unittest.TestCase):
         self.assertIs(self.resolve(path), backend)
         self.assertEqual(self.platform.get_attn_backend_cls(path), path)
 
+    def test_vllm_observes_one_model_into_one_dump(self):
+        """Layers that draft are of the engine that makes them."""
+        self.run_vllm()
+        self.addCleanup(vllm_plugin._tap()._finish)
+        config, make = sys.modules["vllm.config"].get_current_vllm_config(), lambda: vllm_plugin._observed("FLASH_ATTN").get_impl_cls()(HEADS, DIM, SCALE, KV_HEADS)
+        first, config.additional_config = (config.model_config.model, str(self.dump)), {}
+        for config.model_config.model, dump in ((first[0], "other"), ("other", first[1])):
+            with unittest.mock.patch.dict(os.environ, {"OSCAR_OBSERVE": dump}):
+                with self.assertRaisesRegex(ValueError, f"this process observes {first[0]} into {first[1]}; start another process to observe .*other"):
+                    make()
+        os.environ.pop("OSCAR_OBSERVE")
+        make()
+        os.environ["OSCAR_OBSERVE"], config.model_config.runner_type = first[1], "draft"
+        make()
+
     def assert_ends(self, expected):
         with self.assertRaises(SystemExit) as ended:
             sglang_plugin.register()

@@ -6,10 +6,12 @@ vLLM is a fake with the classes of 0.32 that the backend uses; vllm_server_test.
 OSCAR_TEST_DEVICE=cuda, exit status 77 if there is none.
 """
 import contextlib
+import gc
 import os
 import sys
 import types
 import unittest
+import weakref
 from dataclasses import replace
 from unittest import mock
 
@@ -211,7 +213,8 @@ class BackendTest(unittest.TestCase):
             self.serve(rotations)
             self.enterContext(mock.patch.object(vllm_backend, "ON_CPU", by_kernels))
             server = Server()
-            kept = server.builder.offloaded = OffloadedWindows([(BLOCK, [server.builder])], *rotations.windows, budget)
+            kept = OffloadedWindows([(BLOCK, [server.builder])], *rotations.windows, budget)
+            server.builder.offloaded = lambda kept=kept: kept
             self.run_steps(server, {"a": Expected(rotations, rows)}, [{"a": 48}])
             kept._save([self.moved(server.tables["a"][:3], chunks)])
             pages = server.cache[server.tables["a"][:3]].clone()
@@ -221,6 +224,11 @@ class BackendTest(unittest.TestCase):
                 kept._load([self.moved(chunks, taken)])
             server.cache[taken] = pages
             self.run_steps(server, {"c": Expected(rotations, rows, lost=lost)}, [{"c": 1}] * 12, {"c": 48})
+            other = Server()  # of another engine of the process, whose blocks have the same numbers
+            other.step({"a": [x[:48] for x in rows_of(50, 70)]}, {"a": 0})
+            copies = other.layer.impl._copies.clone()
+            kept.give(other.builder, torch.tensor(other.tables["a"], device=DEVICE) * BLOCK)
+            self.assertTrue(torch.equal(copies, other.layer.impl._copies))
 
     def test_rows_that_are_kept_for_the_host(self):
         """Those of the sink and of the last tokens of a request, until a block is written anew; rows of others make room."""
@@ -259,7 +267,7 @@ class BackendTest(unittest.TestCase):
 
     def test_rows_that_are_kept_for_the_host_are_those_of_the_set_of_an_engine(self):
         """After others in its process, and none without a set."""
-        space, folder, kept = types.SimpleNamespace, "vllm.distributed.kv_transfer.kv_connector.v1.offloading", types.SimpleNamespace()
+        space, folder, kept = types.SimpleNamespace, "vllm.distributed.kv_transfer.kv_connector.v1.offloading", types.SimpleNamespace(offloaded=lambda: None)
         worker = type("OffloadingConnectorWorker", (), {"register_kv_caches": lambda self, caches: None})
         vllm_fakes.module(f"{folder}.config", get_offloading_group_ids=lambda config: [])
         vllm_fakes.module(f"{folder}.worker", OffloadingConnectorWorker=worker)
@@ -267,13 +275,23 @@ class BackendTest(unittest.TestCase):
                                    kv_transfer_config=space(kv_connector="OffloadingConnector"))
         worker.kv_cache_config, worker.spec = space(kv_cache_groups=[]), space(extra_config={"cpu_bytes_to_use": 8})
         for sink in (SINK, 32, None):
-            kept.offloaded = space(sink=None)
+            before, kept.offloaded, engine = kept.offloaded, lambda: space(sink=None), worker()
+            self.assertIsNone(before())  # they end with their engine
             with mock.patch.object(offloaded_windows, "served_set", lambda sink=sink: coded_set(sink=sink or 48)), \
                     mock.patch.dict(os.environ, {"OSCAR_KV_SET": "SET"} if sink else {}):
                 if sink:
                     watch_transfers(kept, worker.vllm_config)
-                worker().register_kv_caches({})
-            self.assertEqual(kept.offloaded.sink, sink)
+                engine.register_kv_caches({})
+            self.assertEqual(kept.offloaded().sink, sink)
+
+    def test_an_engine_that_ended_leaves_no_windows_behind(self):
+        self.serve(coded_set())
+        server = Server()
+        server.step({"a": rows_of(50, 10)}, {"a": 0})
+        impl = weakref.ref(server.layer.impl)
+        del server
+        gc.collect()
+        self.assertIsNone(impl())
 
     def test_drafts_that_are_rejected_leave_nothing_behind(self):
         self.check_drafts(coded_set())

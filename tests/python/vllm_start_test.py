@@ -68,7 +68,7 @@ class StartTest(unittest.TestCase):
         def gauge(name, text, labels):
             self.assertNotIn(name, gauges)  # which its registry refuses
             gauges.append(name)
-            return space(labels=lambda *given: space(set=lambda value: self.counted.add((name, *given, value))))
+            return space(clear=self.counted.clear, labels=lambda *given: space(set=lambda value: self.counted.add((name, *given, value))))
 
         module("prometheus_client", Gauge=gauge)
         vllm_start._gauge.cache_clear()
@@ -234,7 +234,35 @@ class StartTest(unittest.TestCase):
         os.environ["OSCAR_KV_SET"] = str(other)
         self.assertEqual(self.configure(), "served")
         self.assertFalse(vllm_start.served_set() is first)
-        self.assertEqual({path for _, path, _, _ in self.counted}, {str(sample_set("coded")), str(other)})
+        second, manifest = vllm_start.served_set(), other / "manifest.json"
+        manifest.write_text(manifest.read_text() + "\n")  # of a set that takes the other's place
+        self.assertEqual(self.configure(), "served")
+        self.assertFalse(vllm_start.served_set() is second)
+        self.assertEqual(self.counted, {("oscar_kv_layers", str(other), program.manifest_hash(other), 4)})
+
+    def test_an_engine_beside_one_that_must_be_told_of_its_steps(self):
+        """Whether it is to have a set or none; vLLM forgets the layers of an engine that ends."""
+        module("vllm.v1.worker.worker_base", WorkerWrapperBase=type("WorkerWrapperBase", (), {"execute_model": lambda self, output: output}))
+        worker, steps = sys.modules["vllm.v1.worker.worker_base"].WorkerWrapperBase(), []
+        first, layer = type("CompilationConfig", (), {"static_forward_context": {"layer": 0}})(), {"model.layers.3.self_attn.attn": CPU}
+        vllm_plugin.register()
+        vllm_start.watch_scheduler(steps.append, types.SimpleNamespace(compilation_config=first))
+        self.assertEqual(self.configure(runner_type="draft"), "served")
+        for path in (os.environ.pop("OSCAR_KV_SET"), None):
+            with mock.patch.dict(os.environ, {"OSCAR_KV_SET": path} if path else {}):
+                self.assertIn("an engine of this process still serves a set", self.configure())
+                with self.assertRaisesRegex(ValueError, "an engine of this process still serves a set"):
+                    self.made(**layer)
+        worker.execute_model("told")
+        first.static_forward_context.clear()
+        self.assertEqual(self.configure(), "served")
+        self.made(**layer)
+        worker.execute_model("not told")
+        self.assertEqual(steps, ["told"])
+        first.static_forward_context["layer"], first.itself = 0, first
+        vllm_start.watch_scheduler(steps.append, types.SimpleNamespace(compilation_config=first))
+        del first  # of an engine that nobody ended
+        self.assertEqual(self.configure(), "served")
 
     def test_an_engine_after_one_with_a_set_is_left_alone(self):
         """Also one after an observed one: hooks stay in a process."""

@@ -8,6 +8,7 @@ that was captured in one step can be replayed in the next. Non-goals: what a lay
 """
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -59,14 +60,14 @@ class SharedStep:
 
     def __init__(self, maker: Any, kind: Any, slots: Tensor, metadata: PackedMetadata, restored: tuple[Tensor, Tensor, Tensor]):
         self.metadata, self.restored = metadata, restored
-        self._kind, self._slots, self._taken = kind, slots, [maker]
+        self._kind, self._slots, self._windows, self._taken = kind, slots, maker.windows, WeakSet([maker])  # which end with their engine
 
     def take(self, builder: Any, kind: Any, slots: Tensor) -> bool:
         """Whether it is of this step, made by a builder of this kind, and new to this one."""
         if slots is not self._slots or kind != self._kind or builder in self._taken:
             return False
-        self._taken.append(builder)
-        builder.windows = self._taken[0].windows
+        self._taken.add(builder)
+        builder.windows = self._windows
         return True
 
 

@@ -9,6 +9,7 @@ that of vLLM 0.32 and 0.33 (distributed/kv_transfer/kv_connector/v1/offloading).
 of several blocks, blocks of states, stores that outlive the server.
 """
 import logging
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -138,7 +139,10 @@ class OffloadedWindows:
         return written
 
     def give(self, builder: Any, slots: Tensor) -> None:
-        """Lets tokens of these slots, whose copies are restored from packed rows, have their exact ones where they are known."""
+        """Lets tokens of these slots, whose copies are restored from packed rows, have their exact ones where they are known. Another engine's
+        blocks have the same numbers."""
+        if all(builder not in builders for _, builders in self.groups):
+            return
         size = builder.windows.block_size
         known = {block: rows for block in (slots // size).unique().tolist() if (rows := self._of(block))}
         for rows, entry in zip(known.values(), builder.windows.entries_of(list(known))):
@@ -178,7 +182,8 @@ def watch_transfers(builder: Any, vllm_config: Any) -> None:
             builders = [getattr(getattr(layers[name], "impl", None), "builder", None) for name in group.layer_names]
             moved.append((group.kv_cache_spec.block_size, [each for i, each in enumerate(builders) if each and each not in builders[:i]]))
         budget = int(self.spec.extra_config["cpu_bytes_to_use"]) // _SHARE // self.vllm_config.parallel_config.world_size
-        builder.offloaded = OffloadedWindows(moved, *(windows := served_set().windows), budget)
+        self.oscar_windows = OffloadedWindows(moved, *(windows := served_set().windows), budget)
+        builder.offloaded = weakref.ref(self.oscar_windows)
         _say(f"oscar_kv: blocks go to the host packed; the exact first {windows[0]} and last {windows[1]} tokens of prompts go with them and take up to "
              f"{2 * budget / 2**20:.1f} MiB more")
 

@@ -70,7 +70,7 @@ class ServerTap:
     itself or by a signal that the server takes as a reason to end."""
 
     def __init__(self, place: Callable[[], Place]):
-        self._place_of_process = place
+        self.place, self.dump = place, os.environ.get("OSCAR_OBSERVE", "")
         self._first_layer = -1
         self._rows: Rows | None = None
         self._ended = False
@@ -99,7 +99,7 @@ class ServerTap:
     def _begin(self, heads: int) -> Rows:
         from transformers import AutoConfig
 
-        place = self._place_of_process()
+        place = self.place()
         self._config = AutoConfig.from_pretrained(place.model, trust_remote_code=False)
         text = self._config.get_text_config(decoder=True)
         if getattr(text, "kv_lora_rank", None):
@@ -109,15 +109,14 @@ class ServerTap:
         if heads * place.ranks != kv_heads:
             raise ValueError(f"{place.ranks} ranks with {heads} KV heads each, but the model has {kv_heads}; use no more ranks than KV heads")
         layers = identity.cache_layers(text, self._identity)
-        return Rows(os.environ["OSCAR_OBSERVE"], _limit(), layers, (place.rank * heads, kv_heads))
+        return Rows(self.dump, _limit(), layers, (place.rank * heads, kv_heads))
 
     def _finish(self) -> None:
         if self._ended:
             return
         self._ended = True
         if self._rows is None:
-            _log.error("oscar_kv: no prompt was observed from its first token on, so OSCAR_OBSERVE=%s was not written",
-                       os.environ.get("OSCAR_OBSERVE"))
+            _log.error("oscar_kv: no prompt was observed from its first token on, so OSCAR_OBSERVE=%s was not written", self.dump)
             return
         try:
             self._rows.save(self._identity, identity.image_tokens_of(self._config))

@@ -15,7 +15,7 @@ of linear attention or Mamba keep vLLM's states, in blocks as large as those of 
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from math import gcd
 from typing import Any
 
@@ -42,7 +42,7 @@ _PAGES = (4, 8, 16, 32, 64, 128, 256)  # tokens that the kernels' pages may have
 _PAGE = 16  # tokens of a page of a hybrid's blocks
 # Each line once, below vLLM's own logger, so that it is seen where vLLM's lines are.
 _say = cache(logging.getLogger("vllm.oscar_kv").warning)
-_tensors_of = cache(SetPart.to_torch)
+_tensors_of = lru_cache(1)(SetPart.to_torch)
 _side_stream = cache(torch.cuda.Stream)
 
 
@@ -167,7 +167,7 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
     the same of a step share what one made."""
 
     _made: SharedStep | None = None
-    offloaded: OffloadedWindows | None = None
+    offloaded: Callable[[], OffloadedWindows | None] = staticmethod(lambda: None)  # while the engine that moves them is there
     _pages: dict[WindowBlocks, int] = {}  # windows of hybrids' layers, and pages of a block
 
     @classmethod
@@ -179,8 +179,8 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
 
     @classmethod
     def begin_transfers(cls, output: Any) -> None:
-        if cls.offloaded is not None and output.kv_connector_metadata is not None:
-            cls.offloaded.begin(output)
+        if (offloaded := cls.offloaded()) is not None and output.kv_connector_metadata is not None:
+            offloaded.begin(output)
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
@@ -205,9 +205,8 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
         for layer in own:
             layer.impl.make_copies(self.windows.slots, device)
             layer.impl.builder = self
-        PackedMetadataBuilder.offloaded = None  # of an engine before this one
         if getattr(vllm_config, "kv_transfer_config", None) is not None:
-            watch_scheduler(PackedMetadataBuilder.begin_transfers)
+            watch_scheduler(PackedMetadataBuilder.begin_transfers, vllm_config)
             watch_transfers(PackedMetadataBuilder, vllm_config)
         if known:
             _report(layers, self.windows)
@@ -228,8 +227,8 @@ class PackedMetadataBuilder(AttentionMetadataBuilder[PackedMetadata]):
         if len(made.restored[0]):
             for layer in self.layers:
                 layer.impl.restore(layer.kv_cache, *made.restored)
-            if self.offloaded is not None:
-                self.offloaded.give(self, made.restored[0])
+            if (offloaded := self.offloaded()) is not None:
+                offloaded.give(self, made.restored[0])
         return made.metadata
 
     def _build(self, common: Any) -> tuple[PackedMetadata, tuple[Tensor, Tensor, Tensor]]:
@@ -446,7 +445,7 @@ class PackedBackend(AttentionBackend):
         PackedMetadataBuilder._pages.clear()
         if not vllm_config.model_config.is_hybrid:
             return finish()
-        watch_scheduler(PackedMetadataBuilder.forget_copied)
+        watch_scheduler(PackedMetadataBuilder.forget_copied, vllm_config)
         cache, page = vllm_config.cache_config, gcd(vllm_config.cache_config.block_size, _PAGE)
         cls.page, cls.room = page, max((_room_of(layer, page) for layer in packed_layers(vllm_config)), default=0)
         finish()

@@ -19,7 +19,7 @@ import numpy as np
 
 from .program import set_path
 from .server import Place, ServerTap, Span, check_settings, is_wanted, starting
-from .vllm_start import KNOWN, LAYER, SERVING, choose_for_each_layer, name_cache, served_set, watch, watch_scheduler
+from .vllm_start import KNOWN, LAYER, SERVING, choose_for_each_layer, is_for_drafts, name_cache, served_set, watch, watch_scheduler
 
 _BACKENDS = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION", "CPU_ATTN")
 _TAKEN_ALONG = "VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"
@@ -145,6 +145,17 @@ def _tap() -> ServerTap:
     return tap
 
 
+def _tap_of_layers() -> ServerTap:
+    """_tap(), while layers are made. Raises ValueError if an engine before this one has it for another model or dump."""
+    from vllm.config import get_current_vllm_config
+
+    tap, config = _tap(), get_current_vllm_config()
+    made_for, wanted = (tap.place().model, tap.dump), (config.model_config.model, os.environ.get("OSCAR_OBSERVE"))
+    if made_for != wanted and is_wanted() and not is_for_drafts(config):
+        raise ValueError("this process observes {} into {}; start another process to observe {} into {}".format(*made_for, *wanted))
+    return tap
+
+
 def _guard(work: Callable[[], None]) -> None:
     """ServerTap.guard(), in a process that has made observed layers."""
     if _tap.cache_info().currsize:
@@ -192,7 +203,7 @@ def _observed(name: str) -> type:
     class ObservedImpl(original):
         def __init__(self, *args: Any, **kwargs: Any):
             super().__init__(*args, **kwargs)
-            self._oscar_tap = _tap()
+            self._oscar_tap = _tap_of_layers()
 
         def forward(self, layer: Any, query: Any, key: Any, value: Any, kv_cache: Any, attn_metadata: Any,
                     *args: Any, **kwargs: Any) -> Any:

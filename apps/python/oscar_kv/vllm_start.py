@@ -6,9 +6,11 @@ A platform that does not take a backend serves with another one and says so at I
 are therefore watched in every process: check_and_update_config, where a configuration that cannot serve the set ends the start,
 get_attn_backend_cls, by which each layer gets its backend, and update_block_size_for_backend, when all layers of a process have one.
 """
+import gc
 import inspect
 import os
 import re
+import weakref
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -27,7 +29,7 @@ MOVES = "OffloadingConnector"  # the KV connector that moves packed pages, and w
 _DRAFTS = ("eagle", "eagle3", "mtp", "draft_model")  # methods of speculative decoding with layers of their own, which keep vLLM's cache
 _OF_DRAFT = re.compile(r"(^|\.)(draft_model|mtp|eagle_layers)\.")  # names of those whose numbers may be those of the model's layers, too
 _read_once = cache(read_set)
-_watches: list[Callable[[Any], None]] = []  # of every step
+_watches: dict[Callable[[Any], None], Callable[[], Any]] = {}  # of every step, and of whose engine, while that is there
 _MARK = "oscar_kv"  # in vLLM's additional_config
 _SECONDS_TO_WRITE = 30  # what observed layers of a large model take on few processors
 _BLOCK_ON_CPUS = 32  # tokens; vLLM's 128 would make windows keep up to 256 tokens more
@@ -141,6 +143,7 @@ def _check_interface() -> None:
 
 def _check_set(model: Any) -> None:
     layers = identity.cache_layers(model.hf_config.get_text_config(decoder=True))
+    _read_once.cache_clear()  # another set may have its path by now
     try:
         part = served_set()
         if model.uses_mrope and any(layer.key.rotary is not None for layer in part.layers.values()):
@@ -148,6 +151,8 @@ def _check_set(model: Any) -> None:
                              "tell; fit one with --keys after-rope")
         check_for_model(part, model.hf_config, layers, model.max_model_len)
         warn_if_longer(part, model.max_model_len, "--max-model-len allows")
+        if _gauge.cache_info().currsize:
+            _gauge().clear()  # of an engine before this one
         _gauge().labels(path := set_path() or "", manifest_hash(path)).set(len(part.layers))
     except (ImportError, OSError, ValueError) as error:
         _refuse(str(error))
@@ -176,10 +181,18 @@ def choose_for_each_layer() -> None:
     selector._cached_get_attn_backend = inspect.unwrap(selector._cached_get_attn_backend)
 
 
-def _is_for_drafts(config: Any) -> bool:
+def is_for_drafts(config: Any) -> bool:
     """Whether it is what vLLM makes of a configuration that was checked, or of a model that drafts, for the layers that draft."""
     more = config.additional_config
     return getattr(config.model_config, "runner_type", None) == "draft" or (isinstance(more, dict) and _MARK in more)
+
+
+def _refuse_beside_another() -> None:
+    """Raises ValueError if an engine of this process lives of whose steps only its own layers may be told: vLLM forgets those when it ends one."""
+    if _watches:
+        gc.collect()  # one that nobody ended and nobody has any more
+    if any(owner.static_forward_context for find in _watches.values() if (owner := find()) is not None):
+        raise ValueError("an engine of this process still serves a set, and would not be told of its steps any more; end it first, or start another process")
 
 
 def _drop_unreached_window(config: Any) -> None:
@@ -261,10 +274,12 @@ def watch(platform: Any, observed: dict[str, str] | None) -> None:
             if is_wanted() if observed is None else set_path() is not None:
                 raise ValueError(f"the first engine of this process had {'OSCAR_KV_SET' if observed is None else 'OSCAR_OBSERVE'}, which tells vLLM "
                                  "once what its backends do; start another process")
+            if vllm_config.model_config is not None and not is_for_drafts(vllm_config):
+                _refuse_beside_another()
         configure(vllm_config)
         if is_wanted():
             _leave_time_to_write(vllm_config)
-        if set_path() is not None and vllm_config.model_config is not None and not _is_for_drafts(vllm_config):
+        if set_path() is not None and vllm_config.model_config is not None and not is_for_drafts(vllm_config):
             cache = vllm_config.cache_config
             if cls.device_type == "cpu" and not cache.user_specified_block_size:
                 cache.block_size, cache.user_specified_block_size = _BLOCK_ON_CPUS, True  # or vLLM 0.33 chooses again
@@ -281,6 +296,7 @@ def watch(platform: Any, observed: dict[str, str] | None) -> None:
         layers = vllm_config.compilation_config.static_forward_context
         packed = next(filter(is_packed, layers.values()), None)
         if observed is None:
+            _refuse_beside_another()  # whose layers were not there when this one's configuration was checked
             _watches.clear()  # of an engine before this one
         if packed is not None:
             packed.attn_backend.share_blocks(vllm_config, lambda: finish(vllm_config))
@@ -295,8 +311,9 @@ def watch(platform: Any, observed: dict[str, str] | None) -> None:
     owner.oscar_watches = True
 
 
-def watch_scheduler(begin: Callable[[Any], None]) -> None:
-    """Calls begin(SchedulerOutput) before every step that a worker of this process is given. A second call with the same changes nothing."""
+def watch_scheduler(begin: Callable[[Any], None], vllm_config: Any = None) -> None:
+    """Calls begin(SchedulerOutput) before every step that a worker of this process is given. A second call with the same changes nothing.
+    vllm_config: of the one engine that begin() is for; while it has layers no other starts."""
     from vllm.v1.worker.worker_base import WorkerWrapperBase
 
     if "oscar_watches" not in vars(WorkerWrapperBase):
@@ -308,5 +325,4 @@ def watch_scheduler(begin: Callable[[Any], None]) -> None:
             return execute(self, scheduler_output, *args, **kwargs)
 
         WorkerWrapperBase.execute_model = execute_model
-    if begin not in _watches:
-        _watches.append(begin)
+    _watches[begin] = weakref.ref(vllm_config.compilation_config) if vllm_config else lambda: None
