@@ -2,12 +2,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
+#include <memory>
 #include <optional>
 
 #include "base/errors.hpp"
 #include "base/files.hpp"
-#include "base/sha256.hpp"
 #include "base/status.hpp"
 #include "dump/dump_index.hpp"
 #include "dump/rank_source.hpp"
@@ -19,6 +18,8 @@
 #include "set/set.hpp"
 #include "tensor/safetensors.hpp"
 #include "verify/inspect/inspect.hpp"
+#include "zoo/index.hpp"
+#include "zoo/set_manifest.hpp"
 
 namespace oscar {
 namespace {
@@ -34,7 +35,7 @@ std::vector<fs::path> entries(const fs::path& folder, const std::string& start, 
   return found;
 }
 
-/// Adds what is said of every dump. tokens: of each layer; dtype: of its rows.
+/// Adds what is said of every dump. tokens: of each layer; chunks: of one; dtype: of its rows.
 Inspection with_dump_facts(Inspection found, const std::vector<int>& layers, const std::vector<std::int64_t>& tokens,
                            std::int64_t chunks, std::int64_t query_heads, std::int64_t kv_heads, std::int64_t head_dim,
                            DType dtype) {
@@ -60,7 +61,7 @@ Inspection inspect_rank_dump(const fs::path& folder, const RankLayout& layout) {
   std::vector<std::int64_t> tokens;
   QkvChunk chunk;
   for (const int layer : source->layer_ids()) {
-    tokens.push_back(0);
+    tokens.push_back(0), chunks = 0;
     const auto stream = source->open(layer);
     while (stream->next(chunk)) {
       throw_if_interrupted();
@@ -81,7 +82,7 @@ Inspection inspect_dump(const fs::path& folder) {
   std::vector<std::int64_t> tokens;
   const std::vector<DumpChunk> first = index.chunks(index.layer_ids().front(), quiet);
   for (const int layer : index.layer_ids()) {
-    tokens.push_back(0);
+    tokens.push_back(0), chunks = 0;
     for (const DumpChunk& chunk : index.chunks(layer, quiet)) {
       throw_if_interrupted();
       for (const ChunkTensor* tensor : {&chunk.q, &chunk.k, &chunk.v}) require_unchanged(*tensor);
@@ -105,7 +106,13 @@ Inspection inspect_model(const fs::path& folder) {
       const SafetensorsFile file(shard);
       for (const auto& [name, tensor] : file.tensors()) parameters += num_elements(tensor.shape);
     }
-    if (!shards.empty()) config.identity.weights_sha256 = weights_sha256(config, *open_checkpoint(folder));
+    if (!shards.empty()) {
+      const std::unique_ptr<const Checkpoint> weights = open_checkpoint(folder);
+      settle_layouts(config, *weights);
+      check_weights(config, *weights, folder.string());
+      config.identity.weights_sha256 = weights_sha256(config, *weights);
+    }
+    if (const fs::path tokenizer = folder / "tokenizer.json"; fs::exists(tokenizer)) (void)read_json(tokenizer);
   } catch (const DataError& error) {  // config.json tells what model it is all the same
     found.problems.push_back(error.where() + ": " + error.what());
   }
@@ -145,17 +152,12 @@ Inspection inspect_sides(const fs::path& folder) {
   return found;
 }
 
-/// "###### 3.19": a mark for each quarter of a bit.
-std::string bar(double bits) {
-  return std::string(static_cast<std::size_t>(std::lround(4 * bits)), '#') + fmt::format(" {:.2f}", bits);
-}
-
 Json facts_of_coded(const Json& part) {
   Json facts{{"bits", {{"taken", part["codec"]["bits"]}, {"scope", part["codec"]["scope"]}}}};
   if (part.contains("rotary")) facts["keys"] = "before RoPE";
   for (const Json& layer : part["layers"]) {
-    facts[fmt::format("layer {}", layer["layer_id"].get<int>())] =
-        fmt::format("keys {:<26} values {}", bar(layer["key"]["bits"]), bar(layer["value"]["bits"]));
+    facts[fmt::format("layer {}", layer["layer_id"].get<int>())] = {{"key_bits", layer["key"]["bits"]},
+                                                                    {"value_bits", layer["value"]["bits"]}};
   }
   return facts;
 }
@@ -183,12 +185,12 @@ Json facts_of_readers(const Json& manifest) {
 Inspection inspect_set(const fs::path& folder, const Json& manifest) {
   const std::optional<Verdict> verdict = recorded_verdict(manifest);
   Inspection found{"set", {}, {}};
-  found.facts = {{"model", manifest["model"]["id"]},
-                 {"calibration_tokens", manifest["calibration"]["tokens"]},
-                 {"windows", manifest["windows"]},
-                 {"written_by", "oscar " + manifest["oscar_version"].get<std::string>()},
-                 {"verdict", verdict ? name_of(*verdict) : "not verified"}};
   const Json& calibration = manifest["calibration"];
+  found.facts["model"] = manifest["model"]["id"];
+  if (calibration["tokens"] != 0) found.facts["calibration_tokens"] = calibration["tokens"];  // 0: nobody knows
+  found.facts.update({{"windows", manifest["windows"]},
+                      {"written_by", "oscar " + manifest["oscar_version"].get<std::string>()},
+                      {"verdict", verdict ? name_of(*verdict) : "not verified"}});
   if (calibration.contains("image_tokens")) found.facts["calibration_image_tokens"] = calibration["image_tokens"];
   if (verdict) found.facts["verdict_by"] = "its maker's oscar verify";
   found.facts["readers"] = facts_of_readers(manifest);
@@ -228,23 +230,25 @@ Inspection inspect_latent_rotations(const fs::path& folder) {
   return found;
 }
 
+/// Every set is held to what inspect_set() holds it to, and to the manifest and the signatures that were published.
 Inspection inspect_zoo(const fs::path& folder) {
-  const Json index = read_json(folder / "index.json");
-  validate_json(index, "oscar.zoo_index.v1", (folder / "index.json").string());
-  Inspection found{"zoo", {}, {}};
-  Json names = Json::array();
-  for (const Json& entry : index["entries"]) {
-    const std::string name = entry["name"].get<std::string>() + ":" + entry["tag"].get<std::string>();
-    names.push_back(name);
-    const std::string path = entry["path"].get<std::string>();
-    const fs::path manifest = folder / path / "manifest.json";
-    if (!is_safe_relative_path(path) || !fs::is_regular_file(manifest)) {
-      found.problems.push_back(name + ": " + path + "/manifest.json is missing");
-    } else if (sha256_file(manifest) != entry["manifest"]["sha256"]) {
-      found.problems.push_back(name + ": " + path + "/manifest.json is not the one that was published");
+  const fs::path file = folder / kIndexName;
+  Inspection found{"zoo", {{"sets", Json::array()}}, {}};
+  for (const ZooEntry& entry : ZooIndex(read_text(file), file.string()).entries()) {
+    const std::string name = entry.model + ":" + entry.tag;
+    const auto problem = [&](const std::string& what) { found.problems.push_back(name + ": " + what); };
+    found.facts["sets"].push_back(name);
+    const fs::path set = folder / entry.path, signature = set / kSignatureName;
+    try {
+      const SetManifest manifest = read_set_manifest(set);
+      if (manifest.sha256 != entry.manifest_sha256)
+        problem(entry.path + "/manifest.json is not the one that was published");
+      std::ranges::for_each(inspect_set(set, manifest.document).problems, problem);
+      if (fs::exists(signature)) (void)check_signatures(manifest.text, read_text(signature), signature.string());
+    } catch (const Error& error) {
+      problem(error.where() + ": " + error.what());
     }
   }
-  found.facts["sets"] = names;
   return found;
 }
 

@@ -147,6 +147,12 @@ Inspection inspect_hdf5(const std::filesystem::path& path) {
   return found;
 }
 
+/// What is read with the rest of a model, and not by itself.
+bool belongs_to_model(const std::string& name) {
+  return name == "config.json" || name == "generation_config.json" || name == "tokenizer_config.json" ||
+         name == "model.safetensors.index.json";
+}
+
 /// Any document of ours (schemas/), or a tokenizer.json.
 Inspection inspect_json(const std::filesystem::path& path) {
   const Json document = read_json(path);
@@ -155,6 +161,9 @@ Inspection inspect_json(const std::filesystem::path& path) {
     return {"tokenizer",
             {{"type", document["model"].value("type", Json())}, {"vocabulary", document["model"]["vocab"].size()}},
             {}};
+  }
+  if (belongs_to_model(path.filename().string())) {
+    throw DataError("this file is read as part of a model folder", path.string(), "give the folder that it lies in");
   }
   const Json schema = member(document, "schema");
   if (!schema.is_string() || schema_source(schema.get<std::string>()).empty()) {
@@ -203,6 +212,12 @@ Inspection inspect_file(const fs::path& path) {
   throw DataError("the first bytes of the file are those of no format that oscar knows", path.string(), kKnown);
 }
 
+/// "###### 3.19": a mark for each quarter of a bit.
+std::string bar(const Json& bits) {
+  const auto marks = static_cast<std::size_t>(std::lround(4 * bits.get<double>()));
+  return std::string(marks, '#') + fmt::format(" {:.2f}", bits.get<double>());
+}
+
 /// Ascending numbers as "0-3,7".
 std::string ranges(const Json& numbers) {
   std::string text;
@@ -225,6 +240,9 @@ std::string value_text(const std::string& name, const Json& value) {
     return ranges(value);
   }
   if (!value.is_structured()) return value.dump();
+  if (value.contains("key_bits")) {
+    return fmt::format("keys {:<26} values {}", bar(value["key_bits"]), bar(value["value_bits"]));
+  }
   std::string text;
   for (const auto& [key, part] : value.items()) {
     text += (text.empty() ? "" : ", ") + (value.is_object() ? key + " " : "") + value_text("", part);

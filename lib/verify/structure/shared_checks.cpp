@@ -14,6 +14,7 @@
 #include <ranges>
 #include <set>
 
+#include "base/errors.hpp"
 #include "base/files.hpp"
 #include "base/text.hpp"
 #include "base/threads.hpp"
@@ -84,7 +85,7 @@ void check_tokens(const SetUnderTest& set, std::vector<Check>& checks) {
 }
 
 /// "0, 1, 5 …": at most eight.
-std::string list_text(const std::vector<int>& ids) {
+std::string list_text(const std::set<int>& ids) {
   const auto text = [](int id) { return std::to_string(id); };
   return joined(std::views::take(ids, 8), ", ", text) + (ids.size() > 8 ? " …" : "");
 }
@@ -96,10 +97,10 @@ void check_layers(const std::string& target, const std::set<int>& have, const Ex
   Check check{.name = "layer_coverage", .target = target, .value = static_cast<double>(have.size())};
   std::vector<int> of_model = expected.model.cache_layers;
   for (int id = 0; id < num_layers && expected.model.cache_layers.empty(); ++id) of_model.push_back(id);
-  std::vector<int> missing;
+  std::set<int> missing;
   const auto lacks = [&](int id) { return !have.contains(id); };
-  std::ranges::copy_if(expected.data_layers, std::back_inserter(missing), lacks);
-  std::ranges::copy_if(of_model, std::back_inserter(missing), lacks);
+  std::ranges::copy_if(expected.data_layers, std::inserter(missing, missing.end()), lacks);
+  std::ranges::copy_if(of_model, std::inserter(missing, missing.end()), lacks);
   if (num_layers == 0) {
     if (!missing.empty()) check.ok = false;
     check.message = !missing.empty() ? "the data has layers that the set lacks: " + list_text(missing)
@@ -396,6 +397,10 @@ SetUnderTest open_set(const std::filesystem::path& path) {
     SetUnderTest out = under_test(std::move(set));
     out.contradictions = std::move(found);
     return out;
+  }
+  if (path.extension() == ".h5" || path.extension() == ".safetensors" || path.extension() == ".gguf") {
+    throw DataError("only sets and .pt files of rotations are verified", path.string(),
+                    "convert it to a set first: oscar convert IN OUT --to set");
   }
   RotationFile file = read_rotation_pt(path);
   SetUnderTest out{.model = file.model, .calibration = file.calibration};
