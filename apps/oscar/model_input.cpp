@@ -101,16 +101,29 @@ void read_answers(const AnswerFiles& files, const ModelConfig& config, std::vect
                   std::vector<int>& lengths) {
   if (!files.given()) return;
   const std::int64_t longest = config.max_position_embeddings;
-  rows = read_tokens(files.rows, {std::numeric_limits<int>::max(), 0, files.most});
+  rows = read_tokens(files.rows, {std::numeric_limits<int>::max(), 0, 0});
+  const std::int64_t all = std::ssize(rows);
+  if (files.most > 0) rows.resize(static_cast<std::size_t>(std::min(all, files.most)));
   for (std::size_t i = 0; i < rows.size(); ++i) {  // cut, it would be several rows
     if (std::ssize(rows[i]) <= longest) continue;
     throw DataError(fmt::format("a row of {} tokens does not fit the model's context of {}", rows[i].size(), longest),
                     fmt::format("{}, row {}", files.rows.string(), i), "give shorter rows");
   }
-  for (const std::int64_t length : read_npy(files.answers).to_int64()) {
-    // Whoever takes only the first rows takes only their answers.
-    if (files.most > 0 && lengths.size() >= rows.size()) break;
-    lengths.push_back(static_cast<int>(std::clamp<std::int64_t>(length, 0, longest)));
+  const Tensor numbers = read_npy(files.answers);
+  const bool integers = !is_activation_dtype(numbers.dtype) && numbers.dtype != DType::kF64;
+  if (!integers || numbers.shape != std::vector{all}) {
+    throw DataError(fmt::format("expected integers of shape [{}], one for each row of {}, found {} of {}", all,
+                                files.rows.string(), shape_text(numbers.shape), name_of(numbers.dtype)),
+                    files.answers.string(), "save the lengths with numpy as int32");
+  }
+  const std::vector<std::int64_t> given = numbers.to_int64();
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (given[i] < 1 || given[i] >= std::ssize(rows[i])) {
+      throw DataError(fmt::format("an answer of {} tokens does not fit a row of {}", given[i], rows[i].size()),
+                      fmt::format("{}, row {}", files.answers.string(), i),
+                      "give the number of tokens at the end of the row");
+    }
+    lengths.push_back(static_cast<int>(given[i]));
   }
 }
 
