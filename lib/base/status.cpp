@@ -22,6 +22,9 @@ void install_interrupt_handler() {
   action.sa_flags = static_cast<int>(SA_RESETHAND);
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
+  struct sigaction inherited {};
+  sigaction(SIGHUP, nullptr, &inherited);
+  if (inherited.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);  // nohup ignores it
   // Beyond the limit of file sizes (ulimit -f), write() then fails as on a full disk.
   std::signal(SIGXFSZ, SIG_IGN);
 }

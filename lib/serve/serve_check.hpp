@@ -32,8 +32,13 @@
 
 namespace oscar::serve {
 
-/// Sends `body` (null: GET) to a path like "/v1/models" and returns what came back as JSON. Throws TransportError.
-using AskServer = std::function<Json(const std::string& path, const Json* body)>;
+struct AskServer {
+  std::string url;  // before the paths
+  /// Sends `body` (null: GET) to a path like "/v1/models" and returns what came back as JSON. Throws TransportError.
+  std::function<Json(const std::string& path, const Json* body)> send;
+
+  Json operator()(const std::string& path, const Json* body) const { return send(path, body); }
+};
 
 /// Ids of tokens as servers write them: "token_id:17", a text, or a text with the marks of SentencePiece.
 class TokenNames {

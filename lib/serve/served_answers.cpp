@@ -18,15 +18,15 @@ const std::string kMore = "\xE2\x80\xA6";   // behind them: …
 constexpr int kListed = 5;
 constexpr std::string_view kIdPrefix = "token_id:", kSpaceMark = "\xE2\x96\x81";
 
-[[noreturn]] void not_this_interface(const std::string& what, const std::string& path) {
-  throw DataError(what, path, "give the address of a server with OpenAI's completions interface (vLLM, SGLang)");
+[[noreturn]] void not_this_interface(const std::string& what, const std::string& url) {
+  throw DataError(what, url, "give the address of a server with OpenAI's completions interface (vLLM, SGLang)");
 }
 
 /// A member that must be there, of a type that must be it.
-const Json& member(const Json& object, const char* name, Json::value_t type, const std::string& path) {
+const Json& member(const Json& object, const char* name, Json::value_t type, const std::string& url) {
   const auto found = object.is_object() ? object.find(name) : object.end();
   if (found == object.end() || found->type() != type) {
-    not_this_interface(std::string("the answer has no \"") + name + "\" of type " + Json(type).type_name(), path);
+    not_this_interface(std::string("the answer has no \"") + name + "\" of type " + Json(type).type_name(), url);
   }
   return *found;
 }
@@ -69,35 +69,37 @@ std::vector<TokenSequence> cut_prompts(const std::vector<TokenSequence>& texts, 
 
 std::string served_model(const AskServer& ask, const std::string& wanted) {
   const Json answer = ask(kModels, nullptr);
+  const std::string url = ask.url + kModels;
   std::string names;
-  for (const Json& model : member(answer, "data", Json::value_t::array, kModels)) {
-    const std::string name = member(model, "id", Json::value_t::string, kModels);
+  for (const Json& model : member(answer, "data", Json::value_t::array, url)) {
+    const std::string name = member(model, "id", Json::value_t::string, url);
     if (wanted.empty() || name == wanted) return name;
     const bool fits = names.size() + name.size() < kMostOfNames;
     if (!names.ends_with(kMore)) names += (names.empty() ? "" : ", ") + (fits ? name : kMore);
   }
-  if (names.empty()) not_this_interface("the server has no model", kModels);
+  if (names.empty()) not_this_interface("the server has no model", url);
   throw UsageError("the server has no model \"" + wanted + "\"", "--served-model", "give one of these: " + names);
 }
 
 namespace {
 
 /// The first choice of an answer.
-const Json& choice_of(const Json& answer, const std::string& path) {
-  const Json& choices = member(answer, "choices", Json::value_t::array, path);
-  if (choices.empty()) not_this_interface("the answer has no choices", path);
+const Json& choice_of(const Json& answer, const std::string& url) {
+  const Json& choices = member(answer, "choices", Json::value_t::array, url);
+  if (choices.empty()) not_this_interface("the answer has no choices", url);
   return choices[0];
 }
 
 /// Log-probabilities of a choice, token by token, from `first` on; as long as they are known.
-std::vector<ServedPosition> positions_of(const Json& choice, std::size_t first, const TokenNames& names) {
+std::vector<ServedPosition> positions_of(const Json& choice, std::size_t first, const TokenNames& names,
+                                         const std::string& url) {
   const auto log = choice.find("logprobs");
   if (log == choice.end() || !log->is_object()) {
-    throw DataError("the server gives no log-probabilities", kCompletions,
+    throw DataError("the server gives no log-probabilities", url,
                     "let it give at least " + std::to_string(kListed) + " a token (vLLM: --max-logprobs)");
   }
-  const Json& tokens = member(*log, "tokens", Json::value_t::array, kCompletions);
-  const Json& tops = member(*log, "top_logprobs", Json::value_t::array, kCompletions);
+  const Json& tokens = member(*log, "tokens", Json::value_t::array, url);
+  const Json& tops = member(*log, "top_logprobs", Json::value_t::array, url);
   std::vector<ServedPosition> positions;
   for (std::size_t i = first; i < std::min(tokens.size(), tops.size()) && tokens[i].is_string(); ++i) {
     ServedPosition position{names.id(tokens[i]), listed(tops[i], names)};
@@ -110,7 +112,8 @@ std::vector<ServedPosition> positions_of(const Json& choice, std::size_t first, 
 std::vector<ServedPosition> complete(const AskServer& ask, const Json& body, std::size_t first,
                                      const TokenNames& names) {
   const Json answer = ask(kCompletions, &body);
-  return positions_of(choice_of(answer, kCompletions), first, names);
+  const std::string url = ask.url + kCompletions;
+  return positions_of(choice_of(answer, url), first, names, url);
 }
 
 Json request(const std::string& model, const TokenSequence& prompt, int max_tokens) {
@@ -134,7 +137,7 @@ std::vector<ServedPosition> ask_scores(const AskServer& ask, const std::string& 
   const auto wanted = std::span(tokens).subspan(first);
   if (positions.size() < wanted.size() ||
       !std::ranges::equal(wanted, std::span(positions).first(wanted.size()), {}, {}, &ServedPosition::token)) {
-    throw DataError("the reference does not give back the tokens that it was asked about", kCompletions,
+    throw DataError("the reference does not give back the tokens that it was asked about", ask.url + kCompletions,
                     "it must know \"echo\" with \"logprobs\" (vLLM, SGLang), and run the same model");
   }
   positions.resize(wanted.size());

@@ -35,7 +35,7 @@ struct ServeEnvCommand {
 /// What the caller of this program had made of these signals, which main changes for itself.
 const auto kInherited = [] {
   std::map<int, struct sigaction> found;
-  for (const int signal : {SIGINT, SIGTERM, SIGXFSZ, SIGPIPE}) ::sigaction(signal, nullptr, &found[signal]);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGXFSZ, SIGPIPE}) ::sigaction(signal, nullptr, &found[signal]);
   return found;
 }();
 
@@ -101,7 +101,7 @@ StoreLocation server_of(const std::string& url, const char* option) {
 }
 
 serve::AskServer asker(const StoreLocation& server, double timeout_seconds, Status& status) {
-  return [=, &status](const std::string& path, const Json* body) {
+  const auto send = [=, &status](const std::string& path, const Json* body) {
     const HttpCall call{body != nullptr ? "POST" : "GET",
                         server.url + path,
                         {"Content-Type: application/json"},
@@ -114,6 +114,7 @@ serve::AskServer asker(const StoreLocation& server, double timeout_seconds, Stat
         "check the address, and that OPENAI_API_KEY is the server's key if it needs one, which goes only "
         "over TLS (https://) or to this machine");
   };
+  return {server.url, send};
 }
 
 /// What the server says that it is, if that is a reader of sets.

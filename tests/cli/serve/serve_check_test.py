@@ -185,6 +185,7 @@ class ServeCheckTest(unittest.TestCase):
         cases = (({"change": lambda answer: b"<html>"}, 1, "not valid JSON"),
                  ({"change": lambda answer: bytes(9 << 20)}, 1, "the answer has more than 8388608 bytes"),
                  ({"change": lambda answer: {"error": "x"}}, 1, 'has no "data"'),
+                 ({"change": lambda answer: {"data": []}}, 1, "the server has no model\n  where: http://"),
                  ({"change": self.without_log_probabilities}, 1, "gives no log-probabilities"),
                  ({"token": lambda i: f"token_id:{i + 4096}"}, 1, "outside the vocabulary of 2048"),
                  ({"change": self.with_another_vocabulary}, 1, "the server lists token 4096, and the model has 2048"),
