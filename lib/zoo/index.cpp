@@ -110,11 +110,20 @@ bool has_set_at(const fs::path& zoo, const std::string& path) {
 
 constexpr std::string_view kDigestMark = "@sha256:";
 
+/// Throws DataError as parse_json() does, for what may be the page of any server.
+Json index_json(std::string_view text, const std::string& where) {
+  try {
+    return parse_json(text, where);
+  } catch (const DataError& error) {
+    throw DataError(std::string("this is not the index of a zoo: ") + error.what(), where, kTellHost);
+  }
+}
+
 }  // namespace
 
 ZooIndex::ZooIndex() : document_({{"schema", kIndexSchema}, {"entries", Json::array()}}) {}
 
-ZooIndex::ZooIndex(std::string_view text, const std::string& where) : document_(parse_json(text, where)) {
+ZooIndex::ZooIndex(std::string_view text, const std::string& where) : document_(index_json(text, where)) {
   refuse_other_version(document_, where);
   validate_json(document_, kIndexSchema, where);
   refuse_unsafe(document_.at("entries"), where);
@@ -192,7 +201,10 @@ bool is_sha256(std::string_view text) {
 
 std::string published_path(const SetName& name) { return name.model + "/" + name.tag; }
 
-SetName parse_set_name(const std::string& text) {
+namespace {
+
+/// `text` in parts, of which none need be usable.
+SetName split_name(const std::string& text) {
   SetName name;
   const auto mark = text.find(kDigestMark);
   const auto colon = text.find(':');
@@ -202,11 +214,28 @@ SetName parse_set_name(const std::string& text) {
   } else {
     name.tag = colon == std::string::npos ? kDefaultTag : text.substr(colon + 1);
   }
-  const bool pinned = !name.manifest_sha256.empty();
-  if (!is_model_name(name.model) || !(pinned ? is_sha256(name.manifest_sha256) : is_tag(name.tag))) {
-    throw UsageError("\"" + text + "\" is not a name of a set", "NAME",
-                     "write ORG/MODEL, ORG/MODEL:TAG or ORG/MODEL@sha256:HEX, with letters, digits, '.', '_' and '-'");
+  return name;
+}
+
+[[noreturn]] void refuse_name(const std::string& text, const std::string& where, const std::string& forms) {
+  throw UsageError("\"" + text + "\" is not a name of a set", where,
+                   "write " + forms + ", with letters, digits, '.', '_' and '-'");
+}
+
+}  // namespace
+
+SetName parse_set_name(const std::string& text) {
+  SetName name = split_name(text);
+  const bool usable = name.manifest_sha256.empty() ? is_tag(name.tag) : is_sha256(name.manifest_sha256);
+  if (!is_model_name(name.model) || !usable) {
+    refuse_name(text, "NAME", "ORG/MODEL, ORG/MODEL:TAG or ORG/MODEL@sha256:HEX");
   }
+  return name;
+}
+
+SetName parse_published_name(const std::string& text) {
+  SetName name = split_name(text);
+  if (!is_model_name(name.model) || !is_tag(name.tag)) refuse_name(text, "--name", "ORG/MODEL or ORG/MODEL:TAG");
   return name;
 }
 

@@ -35,6 +35,8 @@ struct SetName {
 
 /// Parses the name of a set. Throws UsageError.
 [[nodiscard]] SetName parse_set_name(const std::string& text);
+/// Parses the name that a set is published under, which has a tag and no hash. Throws UsageError.
+[[nodiscard]] SetName parse_published_name(const std::string& text);
 /// True for 64 lower-case hexadecimal digits.
 [[nodiscard]] bool is_sha256(std::string_view text);
 

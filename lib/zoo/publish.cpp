@@ -119,10 +119,7 @@ struct ToPublish {
   SetManifest manifest;
 
   ToPublish(const PublishOptions& options_, Status& status_, const ExamineSet& examine)
-      : options(options_), status(status_), name(parse_set_name(options_.name)) {
-    if (name.tag.empty()) {
-      throw UsageError("a set is published under a tag, not under a hash", "--name", "write ORG/MODEL:TAG");
-    }
+      : options(options_), status(status_), name(parse_published_name(options_.name)) {
     if (!fs::exists(options.set / kManifestName)) {
       throw DataError("no set with a manifest.json is here", options.set.string(),
                       "make one of bare files first: oscar convert IN OUT --to set, then oscar verify OUT");

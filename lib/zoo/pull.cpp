@@ -36,11 +36,11 @@ bool any_of_these(const std::vector<PublicKey>& signers, const std::vector<Publi
 
 std::string list(const std::vector<PublicKey>& keys) { return joined(keys, ", ", &PublicKey::base64); }
 
-/// Throws DataError unless `signature_json` shows that the manifest may be used. source: the zoo and the model, under
-/// which keys are remembered in `cache`.
+/// Throws DataError unless `signature_json`, which lies at `where`, shows that the manifest may be used. source: the
+/// zoo and the model, under which keys are remembered in `cache`.
 void require_trust(const TrustOptions& options, const SetManifest& manifest, const std::string& signature_json,
-                   const std::string& source, const SetCache& cache, Status& status) {
-  const std::vector<PublicKey> signers = check_signatures(manifest.text, signature_json, kSignatureName);
+                   const std::string& where, const std::string& source, const SetCache& cache, Status& status) {
+  const std::vector<PublicKey> signers = check_signatures(manifest.text, signature_json, where);
   std::vector<PublicKey> wanted;
   for (const fs::path& file : options.keys) wanted.push_back(read_public_key(file));
   if (!wanted.empty()) {
@@ -210,9 +210,10 @@ class Pull {
     if (!options_.trust.needed()) return;
     for (const fs::path& key : options_.trust.keys) (void)read_public_key(key);  // that is no matter of the signature
     const fs::path stored = cache_.signature_file(manifest.sha256);
-    std::string text;
+    std::string text, where = stored.string();
     if (source != nullptr) {
       const std::string path = join_path(source->prefix, kSignatureName);
+      where = source->transport.where(path);
       try {
         text = fetch_text(source->transport, path, {1, kMaxSignatureBytes}, options_.transfer, status_);
       } catch (const TransportError& error) {
@@ -225,7 +226,7 @@ class Pull {
       }
       text = read_text(stored);
     }
-    require_trust(options_.trust, manifest, text, source_, cache_, status_);
+    require_trust(options_.trust, manifest, text, where, source_, cache_, status_);
     if (source != nullptr) write_file(stored, text);
   }
 

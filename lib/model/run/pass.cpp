@@ -62,7 +62,7 @@ class CapturedRows {
     if (what.empty()) return;
     throw DataError(what + " has values that are not finite in " + std::string(name_of(sequence.dtype)),
                     where_ + ", sequence " + std::to_string(sequence.index),
-                    "check the checkpoint, or choose a wider --dtype");
+                    "check the checkpoint, or choose a wider type (--model-dtype; of a dump also --dtype)");
   }
 
   const Decoder& decoder_;

@@ -123,7 +123,9 @@ class PublishTest(ZooTest):
         make_set(self.folder / "set", 1)
         self.fail_with(2, "ftp:// are not supported", "publish", "set", "--zoo", "ftp://host/zoo", "--name", NAME)
         for arguments in (("--name", NAME), ("--zoo", "zoo"), *(("--zoo", "zoo", "--name", name) for name in ("../x", "x", f"a/b@sha256:{'a' * 64}"))):
-            self.fail_with(2, "error:", "publish", "set", *arguments)
+            done = self.fail_with(2, "error:", "publish", "set", *arguments)
+            self.assertNotIn("HEX", done.stderr)  # no hash is a name to publish under
+            self.assertNotIn("NAME\n", done.stderr)
         self.fail_with(1, "nothing-here", "publish", "nothing-here", "--zoo", "zoo", "--name", NAME)
 
     def test_a_zoo_that_cannot_be_written_is_not_one_that_is_locked(self):

@@ -128,7 +128,7 @@ class PullTest(ZooTest):
                 (peers.flood, "index.json", "more than the"),
                 (peers.lengthen, REMOTE_KEYS, "offers more than the 300000 bytes"),
                 (peers.page, REMOTE_KEYS, "only 26 of 300000 bytes"),
-                (peers.page, "index.json", "not valid JSON"),
+                (peers.page, "index.json", "this is not the index of a zoo: not valid JSON"),
                 (peers.status(404), REMOTE_KEYS, "HTTP 404"),
                 (peers.status(404), f"{NAME}/latest/serve.env", "HTTP 404"),  # smaller than the page that says so
                 (peers.status(404), "index.json", "HTTP 404"),

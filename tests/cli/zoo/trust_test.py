@@ -62,7 +62,7 @@ class TrustTest(ZooTest):
         ]
         for document, message in changed:
             (self.zoo / SIGNATURE).write_text(json.dumps(document))
-            self.fail_with(1, message, "pull", NAME, "--zoo", self.zoo, "--key", public)
+            self.fail_with(1, [message, f"where: {self.zoo / SIGNATURE}"], "pull", NAME, "--zoo", self.zoo, "--key", public)
 
     def test_the_first_key_is_remembered_and_others_refused(self):
         private, _ = self.key()
