@@ -233,9 +233,10 @@ void warn_of_score_rules(VerifyReport& report, const std::vector<KvMethod>& meth
   report.warnings.push_back("keys are centred, which shifts all scores of a query: sinks and soft caps feel that");
 }
 
-/// The methods that the options name, then the parts of the set, in its windows or their own. model: what is known of
-/// it. group_size: of the set's row codec; 0: the whole row. Throws UsageError for an unknown name.
-std::vector<KvMethod> methods_beside(std::vector<KvMethod> parts, const VerifyOptions& options,
+/// The methods that the options name, and bf16 beside needles, which those that it finds are a share of; then the parts
+/// of the set, in its windows or their own. model: what is known of it. group_size: of the set's row codec; 0: the
+/// whole row. Throws UsageError for an unknown name.
+std::vector<KvMethod> methods_beside(std::vector<KvMethod> parts, const VerifyOptions& options, bool has_needles,
                                      const ModelIdentity& model, const ModelRunner* runner, int group_size) {
   std::vector<std::string> names = options.compare;
   if (names == std::vector<std::string>{"none"}) names.clear();
@@ -243,6 +244,7 @@ std::vector<KvMethod> methods_beside(std::vector<KvMethod> parts, const VerifyOp
     names.clear();
     std::ranges::transform(peers(), std::back_inserter(names), &Peer::name);
   }
+  if (has_needles && std::ranges::find(names, "bf16") == names.end()) names.insert(names.begin(), "bf16");
   std::vector<LayerShape> shapes;
   for (const auto& [id, layer] : parts.front().layers) {
     shapes.push_back({id, layer.head_dim, std::max(layer.num_kv_heads, model.num_key_value_heads), layer.value_dim});
@@ -278,7 +280,8 @@ void measure(VerifyReport& report, const SetUnderTest& set, std::vector<PartFind
     require_quantised_texts(inputs.model_data, report.windows);
     if (model.num_key_value_heads == 0) model.num_key_value_heads = set.model.num_key_value_heads;
     if (model.rope_theta == 0) model.rope_theta = set.model.rope_theta;
-    measured.methods = methods_beside(std::move(own), options, model, inputs.runner, group_size);
+    measured.methods =
+        methods_beside(std::move(own), options, !inputs.model_data.needles.empty(), model, inputs.runner, group_size);
     constexpr std::int64_t kContext = 131072;          // tokens that bits per element are of
     for (const KvMethod& method : measured.methods) {  // figures come later
       const BitsPerElement bits = bits_per_element(method, kContext);
@@ -357,31 +360,6 @@ void describe(const SetUnderTest& set, VerifyReport& report) {
   for (const std::string& part : unopened) report.parts.push_back({.name = part});
 }
 
-/// Why the manifest, which keeps the summary `recorded` or none, should not keep the report's; empty: it should. A
-/// rejection of all parts goes in.
-std::string why_unrecorded(const Json& recorded, bool has_all_parts, const VerifyReport& report) {
-  if (report.other_model) return "the set is of another model than what it was held against";
-  if (!has_all_parts) return "--for left out parts of the set; leave it out, or fit a set --for these readers";
-  if (report.verdict == Verdict::kRejected) return "";
-  const auto predicts = [](const Json& data) { return !member(member(data, "model"), "keys_read").is_null(); };
-  const auto layers = [](const Json& data) {
-    const Json count = member(member(data, "attention"), "layers");
-    return count.is_number_integer() ? count.get<std::int64_t>() : 0;
-  };
-  const bool by_texts = predicts(report.data);
-  if (report.layers_left_out && !by_texts) return "attention was not measured in all layers";
-  const Json had = member(recorded, "data"), verdict = member(recorded, "verdict");
-  const bool had_model = member(had, "model").is_object(), measured = had_model || member(had, "attention").is_object();
-  const bool judged =  // what the structure alone rejected, it can clear
-      verdict == name_of(Verdict::kAccepted) || (measured && verdict == name_of(Verdict::kRejected));
-  const std::string keeps = "the manifest keeps ";
-  if (judged && report.verdict == Verdict::kNotMeasured) return keeps + "a verdict, and there is none now";
-  if (had_model && !report.data.contains("model")) return keeps + "figures of the model's predictions";
-  if (predicts(had) && !by_texts) return keeps + "figures of what the model predicts in texts";
-  const bool fewer = layers(had) > layers(report.data) && !by_texts;
-  return fewer ? keeps + "figures of " + plural(layers(had), "layer") : "";
-}
-
 /// What the files say differently.
 void check_contradictions(const SetUnderTest& set, std::vector<Check>& checks) {
   if (set.manifest.is_null()) return;
@@ -432,13 +410,13 @@ VerifyReport verify_set(const std::filesystem::path& path, const VerifyInputs& i
   verify::SetUnderTest set = opened ? std::move(*opened) : verify::as_the_manifest_says(path);
   const std::size_t all = set.readers.size();
   if (report.chosen_readers) verify::keep_parts_of(options.readers, set);
-  report.recordable = !set.manifest.is_null();
+  report.all_parts = set.readers.size() == all;
+  if (!set.manifest.is_null()) report.manifest = read_json(path / "manifest.json");
   verify::describe(set, report);
   verify::check_contradictions(set, report.checks);
   // Where files hold not what was fitted, or contradict each other, there is nothing further to find out.
   if (structure_ok(report)) verify::examine(report, set, inputs, options, backend, status);
   verify::judge(report, options.thresholds, options.default_limits);
-  report.unrecorded = verify::why_unrecorded(set.verification, set.readers.size() == all, report);
   return report;
 }
 

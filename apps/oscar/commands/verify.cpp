@@ -76,22 +76,14 @@ ModelData read_model_data(const VerifyCommand& c, const ModelConfig& config, Sta
   return data;
 }
 
-/// Empty if the summary may go into the manifest.
-std::string why_unrecorded(const VerifyCommand& c, const VerifyReport& report) {
-  if (!report.unrecorded.empty()) return report.unrecorded;
-  const std::string pinned = why_pinned(c.set);
-  return pinned.empty() ? pinned : pinned + ": verify a copy, and publish that";
-}
-
 void record(const VerifyCommand& c, const VerifyReport& report, Status& status) {
-  if (!c.record || !report.recordable) return;
-  if (const std::string why = why_unrecorded(c, report); !why.empty()) {
-    status.notice("the summary is not recorded: " + why);
-    return;
-  }
+  if (!c.record || report.manifest.is_null()) return;
   try {
-    record_verification(c.set, verification_summary(report));
-    status.notice("the summary is recorded in " + (c.set / "manifest.json").string());
+    const std::string pinned = why_pinned(c.set);
+    const std::string why =
+        pinned.empty() ? record_verification(c.set, report) : pinned + ": verify a copy, and publish that";
+    status.notice(why.empty() ? "the summary is recorded in " + (c.set / "manifest.json").string()
+                              : "the summary is not recorded: " + why);
   } catch (const Error& error) {
     status.warning(std::string("the summary is not recorded: ") + error.what() + " (" + error.where() + ")");
   }

@@ -234,30 +234,4 @@ Json to_json(const VerifyReport& report) {
           {"warnings", report.warnings}};
 }
 
-Json verification_summary(const VerifyReport& report) {
-  const Json whole = to_json(report);
-  Json summary = Json::object();
-  for (const char* name :
-       {"schema", "oscar_version", "verdict", "readers", "reasons", "warnings", "limits", "data", "windows"}) {
-    summary[name] = whole[name];
-  }
-  summary["methods"] = Json::object();
-  for (Json entry : whole["methods"]) {
-    entry.erase("layers");
-    const std::string method = entry["name"];
-    summary["methods"][method] = std::move(entry);
-  }
-  return summary;
-}
-
-void record_verification(const std::filesystem::path& folder, const Json& summary) {
-  const std::filesystem::path path = folder / "manifest.json";
-  Json manifest = read_json(path);
-  validate_json(manifest, kSetSchema, path.string());
-  check_listed_files(folder, manifest);
-  manifest["verification"] = summary;
-  validate_json(manifest, kSetSchema, path.string());
-  write_json(path, manifest);
-}
-
 }  // namespace oscar

@@ -136,8 +136,8 @@ struct VerifyReport {
   std::map<std::string, std::string> readers;  // and who reads which of them
   bool chosen_readers = false;                 // only their parts were looked at, and all of them must be fit to serve
   bool layers_left_out = false;                // attention was not measured in all
-  bool recordable = false;                     // a manifest of ours can keep the summary
-  std::string unrecorded;                      // why it should not, all the same; empty: it should
+  bool all_parts = true;                       // none was left out
+  Json manifest;                               // the set's, as it was examined; null: it has none of ours
   std::vector<Check> checks;
   std::vector<MethodReport> methods;  // a part's has its name
   std::vector<Limit> limits;
@@ -155,13 +155,12 @@ struct VerifyReport {
 /// False if a check failed; unknown checks do not count.
 [[nodiscard]] bool structure_ok(const VerifyReport& report);
 [[nodiscard]] Json to_json(const VerifyReport& report);
-/// What the manifest of the set keeps: verdicts, data, and pooled figures.
-[[nodiscard]] Json verification_summary(const VerifyReport& report);
-
-/// Writes it into the manifest of one of our sets, whose other files and their hashes stay as they are. Replaces
-/// "verification" in <folder>/manifest.json, atomically. Throws DataError if there is no manifest of ours or a
-/// file is not what it lists, IoError if it cannot be written.
-void record_verification(const std::filesystem::path& folder, const Json& summary);
+/// Lets the manifest of one of our sets keep its verdicts, data and pooled figures, while the other files and their
+/// hashes stay as they are: replaces "verification" in <folder>/manifest.json, atomically (record.cpp). Returns why it
+/// did not; empty: it did. Figures that say less do not replace those that the manifest keeps, nor those of a set that
+/// stood here before. Throws DataError if there is no manifest of ours or a file is not what it lists, IoError if it
+/// cannot be written.
+[[nodiscard]] std::string record_verification(const std::filesystem::path& folder, const VerifyReport& report);
 
 // The report as people read it on a terminal (table.cpp).
 

@@ -75,7 +75,7 @@ std::optional<double> needles_lost(const VerifyReport& report, const MethodRepor
 std::vector<Held> held_figures(const VerifyReport& report, const MethodReport* part) {
   constexpr const char* kAttention = "--dump, or --model with --text or --tokens";
   constexpr const char* kModel = "--model with --text or --tokens";
-  constexpr const char* kNeedles = "--model with --needle, and bf16 among the methods of --compare";
+  constexpr const char* kNeedles = "--model with --needle";
   std::optional<double> error, softmax_kl, kld, increase, lost;
   if (part != nullptr && part->attention) {
     error = part->attention->output_rel_error;

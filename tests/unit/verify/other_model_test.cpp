@@ -106,13 +106,18 @@ TEST_CASE("layers of other heads than the caches that grow are refused before th
 TEST_CASE("a summary does not go into a set whose files are not what its manifest lists") {
   const TemporaryFolder folder;
   const fs::path path = written(folder, Sample::get().set);
-  const Json summary = verification_summary(verified(path).report);
-  CHECK(summary.at("verdict") == "not_measured");
-  record_verification(path, summary);
+  const VerifyReport report = verified(path).report;
+  CHECK(report.verdict == Verdict::kNotMeasured);
+  CHECK(record_verification(path, report).empty());
+  Json changed = read_json(path / "manifest.json");
+  changed["recipe"]["name"] = "another";
+  VerifyReport of_another = report;
+  of_another.manifest = changed;
+  CHECK(record_verification(path, of_another) == "the set was replaced while it was measured");
   const std::string before = read_text(path / "manifest.json");
   CHECK(Json::parse(before).at("verification").at("verdict") == "not_measured");
   write_file(path / "k_rotation_qqt_r_h_pbr.pt", "x");
-  CHECK_ERROR(record_verification(path, summary), DataError, "k_rotation_qqt_r_h_pbr.pt");
+  CHECK_ERROR((void)record_verification(path, report), DataError, "k_rotation_qqt_r_h_pbr.pt");
   CHECK(read_text(path / "manifest.json") == before);
 }
 
