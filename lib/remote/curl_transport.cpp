@@ -3,7 +3,6 @@
 // connections: over HTTP/2 all of them one.
 #include <algorithm>
 #include <cstdio>
-#include <cstring>
 #include <exception>
 #include <limits>
 #include <list>
@@ -215,31 +214,7 @@ class CurlTransport : public Transport {
   std::list<CurlTransfer> transfers_;
 };
 
-/// What is sent: a text or a file, from the start or from wherever libcurl wants to begin again.
-struct Body {
-  const std::string* text = nullptr;
-  std::unique_ptr<std::FILE, int (*)(std::FILE*)> file{nullptr, &std::fclose};
-  std::size_t position = 0;
-};
-
-std::size_t on_send(char* out, std::size_t size, std::size_t count, void* user) {
-  auto& body = *static_cast<Body*>(user);
-  if (body.file != nullptr) {
-    const std::size_t read = std::fread(out, 1, size * count, body.file.get());
-    return std::ferror(body.file.get()) != 0 ? CURL_READFUNC_ABORT : read;
-  }
-  const std::size_t taken = std::min(size * count, body.text->size() - body.position);
-  std::memcpy(out, body.text->data() + body.position, taken);
-  body.position += taken;
-  return taken;
-}
-
-int on_seek(void* user, curl_off_t offset, int) {
-  auto& body = *static_cast<Body*>(user);
-  body.position = static_cast<std::size_t>(offset);
-  if (body.file == nullptr) return CURL_SEEKFUNC_OK;
-  return std::fseek(body.file.get(), static_cast<long>(offset), SEEK_SET) == 0 ? CURL_SEEKFUNC_OK : CURL_SEEKFUNC_FAIL;
-}
+using File = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
 
 std::size_t on_answer(char* data, std::size_t size, std::size_t count, void* user) {
   auto& text = *static_cast<std::string*>(user);
@@ -248,30 +223,29 @@ std::size_t on_answer(char* data, std::size_t size, std::size_t count, void* use
   return size * count;
 }
 
-void send_body(CurlHandle& handle, const HttpCall& call, Body& body) {
-  body.text = &call.text;
-  const std::uint64_t size = call.file.empty() ? call.text.size() : regular_file_size(call.file);
-  if (!call.file.empty()) {
-    body.file.reset(std::fopen(call.file.c_str(), "rbe"));
-    if (body.file == nullptr) throw IoError("cannot open for reading", call.file.string(), "check the permissions");
-  }
-  const bool post = call.method == "POST";
-  handle.set(post ? CURLOPT_POST : CURLOPT_UPLOAD, 1L);
-  handle.set(post ? CURLOPT_POSTFIELDSIZE_LARGE : CURLOPT_INFILESIZE_LARGE, static_cast<curl_off_t>(size));
-  handle.set(CURLOPT_READFUNCTION, &on_send);
-  handle.set(CURLOPT_READDATA, &body);
-  handle.set(CURLOPT_SEEKFUNCTION, &on_seek);
-  handle.set(CURLOPT_SEEKDATA, &body);
+/// A PUT sends a file, in which libcurl itself seeks where it must begin again; others send a text.
+void send_body(CurlHandle& handle, const HttpCall& call, File& file) {
   handle.add_header("Expect:");
+  if (call.method != "PUT") {
+    handle.set(CURLOPT_POSTFIELDSIZE_LARGE, static_cast<curl_off_t>(call.text.size()));
+    handle.set(CURLOPT_POSTFIELDS, call.text.c_str());
+    return;
+  }
+  const std::uint64_t size = regular_file_size(call.file);
+  file.reset(std::fopen(call.file.c_str(), "rbe"));
+  if (file == nullptr) throw IoError("cannot open for reading", call.file.string(), "check the permissions");
+  handle.set(CURLOPT_UPLOAD, 1L);
+  handle.set(CURLOPT_INFILESIZE_LARGE, static_cast<curl_off_t>(size));
+  handle.set(CURLOPT_READDATA, file.get());
 }
 
 HttpAnswer call_once(const StoreLocation& location, const HttpCall& call, const TransferOptions& options) {
   CurlHandle handle;
-  Body body;
+  File file{nullptr, &std::fclose};
   HttpAnswer answer;
   handle.configure(location, options.timeout_seconds, call.authorize);
   handle.set(CURLOPT_URL, call.url.c_str());
-  if (call.method != "GET") send_body(handle, call, body);
+  if (call.method != "GET") send_body(handle, call, file);
   for (const std::string& line : call.headers) handle.add_header(line);
   handle.set(CURLOPT_WRITEFUNCTION, &on_answer);
   handle.set(CURLOPT_WRITEDATA, &answer.body);
