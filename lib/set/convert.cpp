@@ -12,6 +12,7 @@
 #include "base/text.hpp"
 #include "set/formats.hpp"
 #include "set/manifest.hpp"
+#include "set/serve_env.hpp"
 #include "set/set_folder.hpp"
 
 namespace oscar {
@@ -102,13 +103,20 @@ SetFormat format_for(const fs::path& out, const ConvertOptions& options) {
   return SetFormat::kSet;
 }
 
-/// For an AtomicFolder: nothing in it has another name than our bare rotation files have.
+/// For an AtomicFolder: all in it are rotations, under the names that their content gives them when they are written.
 void require_bare_files(const fs::path& folder) {
   std::set<fs::path> ours;
+  try {
+    for (const LayerRotation& layer : read_rotation_mla(folder).layers) ours.insert(latent_pt_name(layer.layer_id));
+  } catch (const Error&) {  // whatever they are, we did not write them
+  }
   for (const auto& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();
-    const bool side = name.starts_with("k_rotation") || name.starts_with("v_rotation") || name.starts_with("layer_");
-    if (side && name.ends_with(".pt")) ours.insert(name);
+    if (!name.starts_with("k_rotation_") && !name.starts_with("v_rotation_")) continue;
+    try {
+      if (name.substr(1) == "_rotation_" + read_rotation_pt(entry.path()).objective + ".pt") ours.insert(name);
+    } catch (const Error&) {  // likewise
+    }
   }
   require_only(folder, ours, "a folder of .pt files");
 }

@@ -131,6 +131,19 @@ class ConvertTest(unittest.TestCase):
         self.refuse(2, "choose another output, or pass --force", SAMPLE, "again")
         self.refuse(2, 'unknown', SAMPLE, "x", "--part", "means")
 
+    def test_folders_of_others_are_not_replaced(self):
+        self.convert(SAMPLE, "ours", "--to", "pt")
+        self.convert(SAMPLE, "ours", "--to", "pt", "--force")
+        keys = (self.folder / "ours" / KEYS).read_bytes()
+        for name, content in (("layer_0_rank0.pt", b"rows"), ("layer_0.pt", b"rows"), ("layer_00.pt", b""), ("k_rotation.pt", keys),
+                              ("k_rotation_mine.pt", keys), (KEYS, b"rows"), (VALUES.replace("v_", "w_"), keys)):
+            theirs = self.folder / name.replace(".", "_")
+            theirs.mkdir()
+            (theirs / name).write_bytes(content)
+            for shape in ("pt", "mla"):
+                self.refuse(2, f"no part of a folder of .pt files that oscar wrote: {name}", SAMPLE, theirs, "--to", shape, "--force")
+            self.assertEqual((theirs / name).read_bytes(), content)
+
     def test_pt_versions(self):
         torch = need("torch")
         self.assertIn("clip ratios", self.convert(SAMPLE, "one", "--to", "pt"))
