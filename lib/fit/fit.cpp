@@ -2,6 +2,7 @@
 #include "fit/fit.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <vector>
@@ -148,6 +149,18 @@ std::optional<std::string> too_few_tokens(const QkvSource& source, const FitPlan
   return fmt::format("{} {} few for the matrices of a {} with {}: {} or more are needed", plural(tokens, "token"),
                      tokens == 1 ? "is" : "are", per_head ? "head" : "layer", plural(model.head_dim, "channel"),
                      needed);
+}
+
+std::optional<std::string> too_few_layers(const QkvSource& source) {
+  const ModelIdentity& model = source.model();
+  std::vector<int> missing = model.cache_layers;
+  for (int id = 0; id < model.num_layers && model.cache_layers.empty(); ++id) missing.push_back(id);
+  std::erase_if(missing, [&](int id) { return std::ranges::count(source.layer_ids(), id) > 0; });
+  if (missing.empty()) return {};
+  return fmt::format(
+      "the set will have nothing for {} of the model's layers ({}), so that no server may read it: leave "
+      "--layers out, or take statistics of some layers (--save-stats) and fit those of all (--stats)",
+      missing.size(), fmt::join(missing, ", "));
 }
 
 void warm_up(Backend& backend) {

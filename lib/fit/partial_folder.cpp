@@ -8,6 +8,7 @@ namespace oscar {
 namespace {
 
 constexpr const char* kRecord = "fit.json";
+constexpr const char* kRemedy = "remove the folder, or leave --resume out to begin again without it";
 
 /// "fit.json" of ".fit.json.part.1.23", too: half a file, of a process that was killed.
 std::string whole_name(const fs::path& file) {
@@ -16,13 +17,22 @@ std::string whole_name(const fs::path& file) {
   return name.starts_with('.') && end != name.npos ? name.substr(1, end - 1) : name;
 }
 
+Json read_record(const fs::path& record) {
+  try {
+    return read_json(record);
+  } catch (const DataError& error) {
+    throw DataError("what is left of an earlier fit cannot be used: its record is " + std::string(error.what()),
+                    record.string(), kRemedy);
+  }
+}
+
 }  // namespace
 
 PartialFolder::PartialFolder(std::filesystem::path folder, const Json& of, Status& status)
-    : folder_(std::move(folder)) {
+    : folder_(std::move(folder)), lock_(folder_, [](const fs::path&) {}) {
   const fs::path record = folder_ / kRecord;
   if (fs::exists(record)) {
-    const Json found = read_json(record);
+    const Json found = read_record(record);
     remove_damaged(status);
     require(found, of);
     if (found != of) write_json(record, of);
@@ -58,12 +68,12 @@ void PartialFolder::require(const Json& found, const Json& of) const {
   there.erase(kDataOfLayers);
   if (there != wanted) {
     throw DataError("what is left of an earlier fit is of another: " + differences(wanted, there) + " differ",
-                    folder_.string(), "give that fit's data and options, or leave --resume out to begin again");
+                    folder_.string(), std::string("give that fit's data and options, ") + kRemedy);
   }
   for (const auto& [id, print] : layers.items()) {
     if (!has(std::stoi(id)) || (earlier.contains(id) && earlier[id] == print)) continue;
     throw DataError("layer " + id + " is taken already, of other data than the dump has now", folder_.string(),
-                    "give the dump that it was taken of, or leave --resume out to begin again");
+                    std::string("give the dump that it was taken of, ") + kRemedy);
   }
 }
 
@@ -73,16 +83,16 @@ std::filesystem::path PartialFolder::file_of(int layer_id) const {
 
 bool PartialFolder::has(int layer_id) const { return fs::exists(file_of(layer_id)); }
 
-void PartialFolder::remove(const fs::path& folder) {
+void PartialFolder::remove() const {
   std::error_code ignored;
-  for (const fs::path& name : fs::exists(folder / kRecord) ? list_files(folder) : std::vector<fs::path>()) {
+  for (const fs::path& name : list_files(folder_)) {
     const std::string text = whole_name(name);
     const bool kept = text.starts_with("layer_") || text.starts_with("hidden_");
     const bool rest = text == kRecord && name != kRecord;
-    if (rest || (kept && text.find(".safetensors") != text.npos)) fs::remove(folder / name, ignored);
+    if (rest || (kept && text.find(".safetensors") != text.npos)) fs::remove(folder_ / name, ignored);
   }
-  fs::remove(folder / kRecord, ignored);  // by which the folder is known
-  fs::remove(folder, ignored);            // unless something else is in it
+  fs::remove(folder_ / kRecord, ignored);                               // by which the folder is known
+  if (!fs::is_symlink(folder_, ignored)) fs::remove(folder_, ignored);  // unless something else is in it
 }
 
 }  // namespace oscar

@@ -21,7 +21,7 @@ namespace oscar {
 namespace {
 
 struct LayerShape {
-  int key_dim = 0, value_dim = 0;
+  int heads = 0, key_dim = 0, value_dim = 0;
   std::int64_t tokens = 0;
 };
 
@@ -30,20 +30,26 @@ LayerShape shape_of(int layer_id, LayerStream& rows) {
   LayerShape shape;
   rows.rewind();
   for (QkvChunk chunk; rows.skip(chunk);) {
-    shape.key_dim = chunk.view.k.head_dim, shape.value_dim = chunk.view.v.head_dim;
+    shape.heads = chunk.view.k.num_heads, shape.key_dim = chunk.view.k.head_dim,
+    shape.value_dim = chunk.view.v.head_dim;
     shape.tokens += chunk.view.k.num_tokens;
   }
   if (shape.tokens == 0) throw DataError("no tokens", "layer " + std::to_string(layer_id), "dump again");
   return shape;
 }
 
-/// A set tells one size of keys, and one of values.
+/// A set tells one number of KV heads, one size of keys, and one of values.
 void require_usual(const LayerShape& shape, const ModelIdentity& model, const std::string& layer) {
   const int value_dim = model.value_dim > 0 ? model.value_dim : model.head_dim;
+  constexpr const char* kRemedy = "fit layers of one shape alone: --layers";
+  if (model.num_key_value_heads > 0 && shape.heads != model.num_key_value_heads) {
+    throw DataError(fmt::format("the layer has {} KV heads, the model {}", shape.heads, model.num_key_value_heads),
+                    layer, kRemedy);
+  }
   if (model.head_dim == 0 || (shape.key_dim == model.head_dim && shape.value_dim == value_dim)) return;
   throw DataError(fmt::format("heads of keys and values have {} and {} channels, in the model {} and {}", shape.key_dim,
                               shape.value_dim, model.head_dim, value_dim),
-                  layer, "fit layers of one size alone: --layers");
+                  layer, kRemedy);
 }
 
 /// Adds a token's rows to those of each head.

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/files.hpp"
 #include "base/json.hpp"
 #include "base/status.hpp"
 #include "dump/source.hpp"
@@ -66,14 +67,14 @@ class PartialFolder {
 
   /// `of`: all that decides what is taken. Of a folder that is there already the layers are used, which must be of this
   /// work; those that are damaged are removed, and `status` hears of it. Throws DataError if they are of other work, or
-  /// if the folder holds something else.
+  /// if the folder holds something else; UsageError if another process uses the folder, or a file has its name.
   PartialFolder(std::filesystem::path folder, const Json& of, Status& status);
 
   [[nodiscard]] const std::filesystem::path& path() const noexcept { return folder_; }
   [[nodiscard]] std::filesystem::path file_of(int layer_id) const;
   [[nodiscard]] bool has(int layer_id) const;
   /// Once the whole is written: takes away what such a folder holds, and the folder if nothing else is in it.
-  static void remove(const std::filesystem::path& folder);
+  void remove() const;
 
  private:
   /// Throws DataError if what is there is of other work than `of`.
@@ -81,6 +82,7 @@ class PartialFolder {
   void remove_damaged(Status& status) const;
 
   std::filesystem::path folder_;
+  AtomicFolder lock_;  // never committed: it keeps others out for as long as the folder is used
 };
 
 /// What errors cost, by layer; empty where nobody knows.

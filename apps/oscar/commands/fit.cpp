@@ -365,8 +365,8 @@ void save(const Statistics& statistics, const FitCommand& command, double second
 
 /// Takes what a set needs of data. started: until the first layer was read. With --resume, layers are kept as soon as
 /// they are taken, and those that are there already are not taken again.
-Statistics take_of_data(const FitCommand& command, double& startup, std::unique_ptr<Backend>& backend,
-                        Context& context) {
+Statistics take_of_data(const FitCommand& command, std::optional<PartialFolder>& kept, double& startup,
+                        std::unique_ptr<Backend>& backend, Context& context) {
   Status& status = *context.status;
   // A GPU takes a while to start: meanwhile the input is opened.
   std::future<std::unique_ptr<Backend>> starting = std::async(std::launch::async, [&context] {
@@ -378,8 +378,8 @@ Statistics take_of_data(const FitCommand& command, double& startup, std::unique_
   const FitData data = input.data();
   const FitPlan plan = plan_parts(command.fit, data.uncodable.empty());
   if (const auto few = too_few_tokens(data.source, plan)) status.notice(*few);
+  if (const auto few = command.out.empty() ? std::nullopt : too_few_layers(data.source)) status.notice(*few);
   backend = starting.get();
-  std::optional<PartialFolder> kept;
   const auto open = [&](const Json& record) -> const PartialFolder* {
     if (!command.resume) return nullptr;
     kept.emplace(command.partial_folder(), input.with_fingerprints(record), status);
@@ -418,9 +418,10 @@ void run(FitCommand& command, Context& context) {
   double startup = 0;
   std::unique_ptr<Backend> backend;
   const auto started = Clock::now();
+  std::optional<PartialFolder> kept;
   Statistics statistics;
   if (command.stats.empty()) {
-    statistics = take_of_data(command, startup, backend, context);
+    statistics = take_of_data(command, kept, startup, backend, context);
   } else {
     statistics = read_statistics(command.stats);
     const std::set<std::string>& given = command.fit.given;
@@ -434,7 +435,7 @@ void run(FitCommand& command, Context& context) {
     const Set set = fit(statistics, command.fit, *backend, *context.status);
     finish(set, startup, seconds_since(context.started) - startup, command, *backend, context);
   }
-  PartialFolder::remove(command.partial_folder());
+  if (kept) kept->remove();
 }
 
 }  // namespace

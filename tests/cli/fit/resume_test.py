@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """oscar fit --resume on a dump: a set, or statistics, that a bad layer stopped go on with the layers that were kept, have the bytes
 of one that nothing stopped, and refuse the layers of another fit."""
+import fcntl
 import os
 import shutil
 import subprocess
@@ -53,14 +54,25 @@ class ResumeTest(unittest.TestCase):
                 for name in ("going", "at_once"):
                     shutil.rmtree(self.folder / name) if what == "--out" else (self.folder / name).unlink()
 
-    def test_what_was_kept_goes_with_a_fit_that_does_not_need_it(self):
+    def test_only_a_fit_that_uses_what_was_kept_takes_it_away(self):
         mend = self.spoil(3)
-        fit = ["fit", "--dump", "dump", "--recipe", "oscar", "--clip", "off", "--out", "set"]
+        fit = ["fit", "--dump", "dump", "--recipe", "oscar", "--clip", "off", "--force", "--out", "set"]
         self.oscar(*fit, "--resume", status=1)
-        self.assertTrue((self.folder / "set.partial").exists())
         mend()
+        kept, lock = self.bytes_of("set.partial"), self.folder / ".set.partial.lock"
+        with lock.open("w") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            self.oscar(*fit, "--resume", status=2, says="another process is writing to this output folder")
+            self.oscar(*fit)
+        self.assertEqual(self.bytes_of("set.partial"), kept)
+        record = self.folder / "set.partial/fit.json"
+        record.write_bytes(record.read_bytes()[:9])
+        self.oscar(*fit, "--resume", status=1, says="remove the folder, or leave --resume out")
+        shutil.rmtree(record.parent)
+        record.parent.write_text("mine")
         self.oscar(*fit)
-        self.assertFalse((self.folder / "set.partial").exists())
+        self.oscar(*fit, "--resume", status=2, says="a file has its name")
+        self.assertEqual(record.parent.read_text(), "mine")
 
     def test_a_layer_that_was_written_again_is_not_the_one_that_was_kept(self):
         fit = ["fit", "--dump", "dump", "--recipe", "oscar", "--resume", "--out", "set"]

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include <doctest/doctest.h>
 
+#include <optional>
+#include <utility>
+
 #include "base/files.hpp"
 #include "fit/take.hpp"
 #include "moments/statistics.hpp"
@@ -28,8 +31,7 @@ TEST_CASE("of a dump that has changed, layers that are taken already must be the
   const test::TemporaryFolder folder;
   const fs::path own = folder / "s.partial";
   Status status;
-  const PartialFolder partial(own, with_layers("a", "b"), status);
-  keep_one_layer(partial);  // layer 0
+  keep_one_layer(PartialFolder(own, with_layers("a", "b"), status));  // layer 0
   CHECK(PartialFolder(own, with_layers("a", "mended"), status).has(0));
   CHECK_ERROR(PartialFolder(own, with_layers("other", "mended"), status), DataError,
               "layer 0 is taken already, of other data than the dump has now");
@@ -44,8 +46,7 @@ TEST_CASE("a fit that was killed before it kept anything is begun anew, and what
   const fs::path own = folder / "s.partial";
   fs::create_directories(own);
   write_file(sibling(own / "fit.json", "part"), "{");
-  CHECK_NOTHROW(PartialFolder(own, with_layers("a", "b"), status));
-  PartialFolder::remove(own);
+  PartialFolder(own, with_layers("a", "b"), status).remove();
   CHECK_FALSE(fs::exists(own));
   fs::create_directories(own);
   write_file(own / "layer_0.safetensors", "mine");
@@ -57,15 +58,16 @@ TEST_CASE("what a folder of kept layers does not hold itself stays when it is do
   const test::TemporaryFolder folder;
   const fs::path own = folder / "s.partial";
   Status status;
-  const PartialFolder partial(own, with_layers("a", "b"), status);
-  keep_one_layer(partial);
+  std::optional<PartialFolder> partial(std::in_place, own, with_layers("a", "b"), status);
+  CHECK_ERROR(PartialFolder(own, with_layers("a", "b"), status), UsageError, "another process is writing");
+  keep_one_layer(*partial);
   write_file(own / "hidden_2.safetensors", "");
   write_file(own / ".layer_1.safetensors.part.7", "");
   write_file(own / "mine.txt", "dear");
-  PartialFolder::remove(own);
+  partial->remove();
   CHECK(list_files(own) == std::vector<fs::path>{"mine.txt"});
   fs::remove(own / "mine.txt");
-  PartialFolder::remove(own);
+  partial->remove();
   CHECK_FALSE(fs::exists(own));
 }
 
