@@ -363,13 +363,20 @@ std::vector<std::string> names_in(const std::filesystem::path& folder) {
   return names;
 }
 
+std::optional<int> parse_entry_number(std::string_view digits, const std::filesystem::path& entry) {
+  const auto number = parse_number(digits);
+  if (!number || std::to_string(*number) == digits) return number;
+  throw DataError("the number in this name has leading zeros", entry.string(),
+                  "write it as " + std::to_string(*number) + ", or move the entry away");
+}
+
 std::vector<int> numbered_entries(const std::filesystem::path& folder, std::string_view prefix,
                                   std::string_view suffix) {
   std::vector<int> numbers;
   for (const std::string& name : names_in(folder)) {
     if (!name.starts_with(prefix) || !name.ends_with(suffix) || name.size() <= prefix.size() + suffix.size()) continue;
     const auto middle = std::string_view(name).substr(prefix.size(), name.size() - prefix.size() - suffix.size());
-    if (const auto number = parse_number(middle)) numbers.push_back(*number);
+    if (const auto number = parse_entry_number(middle, folder / name)) numbers.push_back(*number);
   }
   std::sort(numbers.begin(), numbers.end());
   return numbers;

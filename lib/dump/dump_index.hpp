@@ -14,6 +14,7 @@
 #include <array>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -65,7 +66,10 @@ void require_unchanged(const ChunkTensor& tensor);
 
 /// Returns the names of what lies in a folder; none of what is no folder.
 [[nodiscard]] std::vector<std::string> names_in(const std::filesystem::path& folder);
-/// Numbers n with `folder`/<prefix>n<suffix>, ascending; none of what is no folder.
+/// Returns the number in the name of an entry of a dump; nothing if it is none. Throws DataError for leading zeros,
+/// with which two names would be of one number.
+[[nodiscard]] std::optional<int> parse_entry_number(std::string_view digits, const std::filesystem::path& entry);
+/// Numbers n with `folder`/<prefix>n<suffix>, ascending; none of what is no folder. Throws as parse_entry_number().
 [[nodiscard]] std::vector<int> numbered_entries(const std::filesystem::path& folder, std::string_view prefix,
                                                 std::string_view suffix);
 

@@ -25,7 +25,8 @@ std::map<int, std::vector<int>> ranks_beside(const std::vector<std::string>& ent
     const std::size_t middle = name.find("_rank");
     if (!name.starts_with("layer_") || middle == std::string::npos || !name.ends_with(suffix)) continue;
     const std::string_view text = std::string_view(name).substr(0, name.size() - suffix.size());
-    const auto layer = parse_number(text.substr(6, middle - 6)), rank = parse_number(text.substr(middle + 5));
+    const auto layer = parse_entry_number(text.substr(6, middle - 6), name),
+               rank = parse_entry_number(text.substr(middle + 5), name);
     if (layer && rank) found[*layer].push_back(*rank);
   }
   return found;

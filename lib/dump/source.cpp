@@ -6,6 +6,7 @@
 #include <exception>
 #include <future>
 #include <mutex>
+#include <system_error>
 
 #include "base/status.hpp"
 
@@ -40,8 +41,11 @@ void for_each_layer(QkvSource& source, std::span<const int> ids, int lanes,
     }
   };
   std::vector<std::future<void>> others;
-  for (int lane = 1; lane < std::min<int>(lanes, static_cast<int>(ids.size())); ++lane)
-    others.push_back(std::async(std::launch::async, stop_others));
+  try {
+    for (int lane = 1; lane < std::min<int>(lanes, static_cast<int>(ids.size())); ++lane)
+      others.push_back(std::async(std::launch::async, stop_others));
+  } catch (const std::system_error&) {  // no more threads are to be had: those that run do the work
+  }
   stop_others();
   for (std::future<void>& other : others) other.get();
   if (failure != nullptr) std::rethrow_exception(failure);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <doctest/doctest.h>
+#include <pthread.h>
 
 #include <atomic>
 #include <chrono>
@@ -49,6 +50,19 @@ TEST_CASE("a task that fails ends the others, which wait, and its error is the o
     CHECK(begun == 2);
     CHECK_NOTHROW(throw_if_interrupted());
   }
+}
+
+TEST_CASE("where no more threads are to be had, those that run do all layers") {
+  test::MemorySource source = make_source();
+  pthread_attr_t usual{}, impossible{};
+  REQUIRE(pthread_getattr_default_np(&usual) == 0);
+  REQUIRE(pthread_attr_init(&impossible) == 0);
+  REQUIRE(pthread_attr_setstacksize(&impossible, std::size_t{1} << 47) == 0);  // no address space has room for it
+  REQUIRE(pthread_setattr_default_np(&impossible) == 0);
+  std::atomic<int> done = 0;
+  CHECK_NOTHROW(for_each_layer(source, source.layer_ids(), 2, [&](std::size_t, const auto&) { ++done; }));
+  CHECK(pthread_setattr_default_np(&usual) == 0);
+  CHECK(done == 3);
 }
 
 }  // namespace oscar
