@@ -325,8 +325,9 @@ LayerStatistics sum_of(const std::vector<LayerOfPart>& parts, std::int64_t wante
 
 }  // namespace
 
-CalibrationData calibration_of(const std::vector<CalibrationData>& parts) {
+CalibrationData calibration_of(std::vector<CalibrationData> parts) {
   if (parts.size() == 1) return parts.front();
+  std::ranges::sort(parts, {}, &CalibrationData::data_sha256);  // whoever merged which of them first
   CalibrationData sum;
   std::string hashes;
   for (const CalibrationData& part : parts) {

@@ -76,8 +76,8 @@ struct Statistics {
   std::optional<SampleOptions> clip;
 };
 
-/// Parts of the data as one. At least one.
-[[nodiscard]] CalibrationData calibration_of(const std::vector<CalibrationData>& parts);
+/// Parts of the data as one, whatever their order. At least one.
+[[nodiscard]] CalibrationData calibration_of(std::vector<CalibrationData> parts);
 
 /// Writes a file with checksums (tensor/safetensors.hpp).
 void write_statistics(const std::filesystem::path& path, const Statistics& statistics);

@@ -102,6 +102,13 @@ TEST_CASE("statistics of parts add up, in any order of files") {
   CHECK(sum.layers[0].first.fisher->weight == std::vector<double>{0.1 + 0.2 + 0.3});
 }
 
+TEST_CASE("the parts of data have one hash as a whole, whichever were added up first") {
+  const CalibrationData a{std::string(64, 'a'), 1, 1, {"1"}}, b{std::string(64, 'b'), 2, 1, {"2"}},
+      c{std::string(64, 'c'), 3, 1, {"3"}};
+  CHECK(calibration_of({a, c, b}) == calibration_of({a, b, c}));
+  CHECK(calibration_of({c}) == c);
+}
+
 TEST_CASE("layers of one part may lie in several files") {
   const Folder folder;
   const Statistics sum =
@@ -140,6 +147,7 @@ TEST_CASE("statistics that do not belong together are refused, with both names")
   refused("different revisions", [](Statistics& s) { s.model.revision = "abc"; });
   refused("different revisions", [](Statistics& s) { s.model.config_sha256 = std::string(64, 'c'); });
   refused("different shape", [](Statistics& s) { s.model.num_layers = 5; });
+  refused("keys", [](Statistics& s) { s.recipe = {{"sample_rows", 0}, {"keys", 7}}; });
   refused("different windows", [](Statistics& s) { s.windows.sink = 1; });
   refused("sums of fisher keys, elsewhere of fisher keys qqt", [](Statistics& s) { s.layers[0].first.sums.clear(); });
   refused("the same data twice", [](Statistics& s) { s.data[0].data_sha256 = std::string(64, '1'); });
