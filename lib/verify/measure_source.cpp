@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <numeric>
 #include <utility>
 
@@ -23,32 +24,58 @@ struct LayerMeasurements {
   KeysRead keys;
 };
 
+/// Throws DataError that names the first row of a sequence which has NaN or Inf, if one has.
+void require_finite(const QkvChunk& chunk, const SequenceRange& range, int id) {
+  for (const auto& [name, x] : {std::pair("q", chunk.view.q), {"k", chunk.view.k}, {"v", chunk.view.v}}) {
+    std::vector<float> row(static_cast<std::size_t>(x.num_heads) * static_cast<std::size_t>(x.head_dim));
+    for (std::int64_t t = range.begin; t < range.end; ++t) {
+      x.token_rows(t, 1, row.data());
+      if (std::ranges::all_of(row, [](float value) { return std::isfinite(value); })) continue;
+      throw DataError(std::string(name) + " has NaN or Inf", fmt::format("{}, layer {}, token {}", chunk.where, id, t),
+                      chunk.remedy + std::string(", or leave the sequence out"));
+    }
+  }
+}
+
 /// What the methods do to the attention of one sequence of layer `id`.
-void take_attention(const MeasurePlan& plan, Backend& backend, int id, const QkvView& sequence, std::int64_t stride,
-                    LayerMeasurements& found) {
+void take_attention(const MeasurePlan& plan, Backend& backend, int id, const QkvChunk& chunk,
+                    const SequenceRange& range, std::int64_t stride, LayerMeasurements& found) {
   for (auto& sums : found.sequences) sums.emplace_back();
-  if (sequence.q.num_tokens == 0) return;
-  const auto of_methods = measure_attention(sequence, plan.methods, id, stride, plan.precision, backend);
+  if (range.size() == 0) return;
+  const auto of_methods =
+      measure_attention(chunk.view.tokens(range), plan.methods, id, stride, plan.precision, backend);
+  const AttentionErrors& exact = of_methods.front().all.both;
+  if (!std::isfinite(exact.output_norm + exact.logit_norm)) require_finite(chunk, range, id);
   for (std::size_t m = 0; m < of_methods.size(); ++m) {
     found.methods[m].add(of_methods[m]);
     found.sequences[m].back() = of_methods[m].all;
     found.sequences[m].back().kl = {};
   }
-  found.queries += std::ssize(sampled_positions(sequence.q.num_tokens, stride));
+  found.queries += std::ssize(sampled_positions(range.size(), stride));
 }
 
-/// Throws DataError unless the rows of a layer have the channels that methods take.
-void require_channels(const KvLayer& layer, LayerStream& stream) {
+/// Throws DataError unless the rows of a layer have the channels that methods take, and, for the set under test, the KV
+/// heads that its model has in every layer.
+void require_shape(std::span<const KvMethod> methods, const ModelIdentity& model, int id, LayerStream& stream) {
+  const KvLayer& layer = methods.front().layer(id);
   const int value_dim = layer.value_dim > 0 ? layer.value_dim : layer.head_dim;
   QkvChunk chunk;
   stream.rewind();
-  if (!stream.skip(chunk) || (chunk.view.k.head_dim == layer.head_dim && chunk.view.v.head_dim == value_dim)) return;
+  if (!stream.skip(chunk)) return;
+  const int heads = chunk.view.k.num_heads, expected = model.num_key_value_heads;
+  const bool of_set = std::ranges::count(methods, MethodKind::kThis, &KvMethod::kind) > 0;
+  if (of_set && expected > 0 && heads != expected) {
+    throw DataError(fmt::format("layer {} has {} KV heads, the data's model {}", id, heads, expected), chunk.where,
+                    "choose layers of one shape with --layers");
+  }
+  if (chunk.view.k.head_dim == layer.head_dim && chunk.view.v.head_dim == value_dim) return;
   throw DataError(fmt::format("keys and values have {} and {} channels, in the set {} and {}", chunk.view.k.head_dim,
                               chunk.view.v.head_dim, layer.head_dim, value_dim),
                   chunk.where, "give data of the set's model, or choose layers with --layers");
 }
 
-LayerMeasurements measure_layer(const MeasurePlan& plan, Backend& backend, int id, LayerStream& stream) {
+LayerMeasurements measure_layer(const MeasurePlan& plan, const ModelIdentity& model, Backend& backend, int id,
+                                LayerStream& stream) {
   LayerMeasurements found;
   found.methods.resize(plan.methods.size());
   found.sequences.resize(plan.methods.size());
@@ -58,7 +85,7 @@ LayerMeasurements measure_layer(const MeasurePlan& plan, Backend& backend, int i
   if (!plan.methods.empty()) {
     found.keys = keys_of_attention(lengths, stride, plan.windows);
     require_quantised(found.keys, "attention", "layer " + std::to_string(id), plan.windows);
-    require_channels(plan.methods.front().layer(id), stream);
+    require_shape(plan.methods, model, id, stream);
   }
   found.moments = plan.take_moments(id, stream, found.tokens);
   if (plan.methods.empty()) return found;
@@ -67,7 +94,7 @@ LayerMeasurements measure_layer(const MeasurePlan& plan, Backend& backend, int i
   while (stream.next(chunk)) {
     for (const SequenceRange& range : chunk.sequences) {
       throw_if_interrupted();
-      take_attention(plan, backend, id, chunk.view.tokens(range), stride, found);
+      take_attention(plan, backend, id, chunk, range, stride, found);
     }
   }
   return found;
@@ -105,7 +132,7 @@ Measurements measure_source(QkvSource& source, const MeasurePlan& plan, Backend&
   // the CPU the model, whose sequences seldom are a multiple of its threads, takes the next layer meanwhile.
   for_each_layer(source, ids, 2 * backend.work_shape().concurrent_layers,
                  [&](std::size_t i, const std::unique_ptr<LayerStream>& stream) {
-                   layers[i] = measure_layer(plan, backend, ids[i], *stream);
+                   layers[i] = measure_layer(plan, source.model(), backend, ids[i], *stream);
                    status.progress("attention metrics, layer", ++done, total);
                  });
   Measurements found;

@@ -16,7 +16,7 @@
 namespace oscar {
 namespace {
 
-double ratio(double numerator, double denominator) { return denominator > 0 ? numerator / denominator : 0; }
+double ratio(double numerator, double denominator) { return denominator == 0 ? 0 : numerator / denominator; }
 
 std::optional<double> decibels(double signal, double noise) {
   if (signal <= 0 || noise <= 0) return std::nullopt;

@@ -177,11 +177,14 @@ struct StretchRecord {
 bool is_stretch(const SideTransform& side) { return side.read_rotation.count > 0; }
 
 std::optional<StretchRecord> stretch_record(const SideTransform& side) {
-  const Json record = side.scores.value("stretch", Json::object());
-  if (!record.contains("power") || !record.contains("lambda") || !record.contains("condition")) return std::nullopt;
-  const auto conditions = record["condition"].get<std::vector<double>>();
-  if (conditions.empty()) return std::nullopt;
-  return StretchRecord{record["power"], record["lambda"], *std::max_element(conditions.begin(), conditions.end())};
+  const Json &record = member(side.scores, "stretch"), &power = member(record, "power"),
+             &lambda = member(record, "lambda"), &conditions = member(record, "condition");
+  const auto is_number = [](const Json& json) { return json.is_number(); };
+  if (!is_number(power) || !is_number(lambda) || !conditions.is_array() || conditions.empty() ||
+      !std::ranges::all_of(conditions, is_number)) {
+    return std::nullopt;
+  }
+  return StretchRecord{power, lambda, std::ranges::max(conditions.get<std::vector<double>>())};
 }
 
 /// C / mean eigenvalue + lambda I.

@@ -147,7 +147,7 @@ TEST_CASE("statistics that do not belong together are refused, with both names")
   refused("different revisions", [](Statistics& s) { s.model.revision = "abc"; });
   refused("different revisions", [](Statistics& s) { s.model.config_sha256 = std::string(64, 'c'); });
   refused("different shape", [](Statistics& s) { s.model.num_layers = 5; });
-  refused("keys", [](Statistics& s) { s.recipe = {{"sample_rows", 0}, {"keys", 7}}; });
+  refused("[recipe][keys]", [](Statistics& s) { s.recipe = {{"sample_rows", 0}, {"keys", 7}}; });
   refused("different windows", [](Statistics& s) { s.windows.sink = 1; });
   refused("sums of fisher keys, elsewhere of fisher keys qqt", [](Statistics& s) { s.layers[0].first.sums.clear(); });
   refused("the same data twice", [](Statistics& s) { s.data[0].data_sha256 = std::string(64, '1'); });
