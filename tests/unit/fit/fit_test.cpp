@@ -11,6 +11,7 @@
 #include "set/set_folder.hpp"
 #include "support/backend.hpp"
 #include "support/fit_source.hpp"
+#include "support/matrices.hpp"
 #include "support/support.hpp"
 #include "support/synthetic.hpp"
 
@@ -22,19 +23,6 @@ RotationPart fit_layers(const test::SyntheticLayer& layer, const FitOptions& opt
   const auto backend = test::make_test_backend();
   Status status;
   return test::fit_rotations_of(source, options, *backend, status);
-}
-
-double orthogonality_error(const MatrixStack& stack, int head) {
-  const auto d = static_cast<std::size_t>(stack.dim);
-  double worst = 0;
-  for (std::size_t i = 0; i < d; ++i) {
-    for (std::size_t j = 0; j < d; ++j) {
-      double dot = i == j ? -1 : 0;
-      for (std::size_t k = 0; k < d; ++k) dot += stack[head][k * d + i] * stack[head][k * d + j];
-      worst = std::max(worst, std::abs(dot));
-    }
-  }
-  return worst;
 }
 
 FitOptions without_clip() {
@@ -71,8 +59,8 @@ TEST_CASE("every recipe gives orthogonal float32 matrices, for any head dimensio
       options.recipe = recipe;
       const RotationPart set = fit_layers({.tokens = 400, .head_dim = dim, .decay = 0.95}, options);
       CHECK(set.layers[1].key.rotation.dim == dim);
-      CHECK(orthogonality_error(set.layers[1].key.rotation, 0) < 1e-6);
-      CHECK(orthogonality_error(set.layers[1].value.rotation, 0) < 1e-6);
+      CHECK(test::orthogonality_error(set.layers[1].key.rotation[0]) < 1e-6);
+      CHECK(test::orthogonality_error(set.layers[1].value.rotation[0]) < 1e-6);
     }
   }
 }
@@ -85,13 +73,13 @@ TEST_CASE("per-head rotations need a reader that can read them") {
   const RotationPart set = fit_layers({}, options);
   CHECK(set.layers[0].key.rotation.count == 2);
   CHECK(set.layers[0].key.eigenvalues.size() == 32);
-  CHECK(orthogonality_error(set.layers[0].key.rotation, 1) < 1e-6);
+  CHECK(test::orthogonality_error(set.layers[0].key.rotation[1]) < 1e-6);
 }
 
 TEST_CASE("a rank-deficient covariance and a single token still give an orthogonal basis") {
   for (const std::int64_t tokens : {1, 3}) {
     const RotationPart set = fit_layers({.tokens = tokens}, without_clip());
-    CHECK(orthogonality_error(set.layers[0].key.rotation, 0) < 1e-6);
+    CHECK(test::orthogonality_error(set.layers[0].key.rotation[0]) < 1e-6);
     CHECK(std::isfinite(set.layers[0].value.eigenvalues[0]));
   }
 }

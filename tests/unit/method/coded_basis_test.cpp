@@ -9,19 +9,15 @@
 #include "kernels/reference/coded_row.hpp"
 #include "method/coded_levels.hpp"
 #include "support/backend.hpp"
+#include "support/matrices.hpp"
 #include "support/support.hpp"
 #include "unit/kernels/gaussian.hpp"
 
 namespace oscar {
 namespace {
 
+using test::diagonal;
 using Vector = std::vector<double>;
-
-MatrixStack diagonal(const Vector& values) {
-  MatrixStack out(1, static_cast<int>(values.size()));
-  for (std::size_t i = 0; i < values.size(); ++i) out[0][i * (values.size() + 1)] = values[i];
-  return out;
-}
 
 /// x^T x of random rows of `dim` channels with falling deviations.
 MatrixStack random_moment(int heads, int dim, unsigned seed) {

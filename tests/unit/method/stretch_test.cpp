@@ -8,6 +8,7 @@
 #include "method/compose.hpp"
 #include "method/solve.hpp"
 #include "support/backend.hpp"
+#include "support/matrices.hpp"
 #include "support/support.hpp"
 
 namespace oscar {
@@ -31,12 +32,6 @@ MatrixStack covariance(const std::vector<double>& scales, unsigned seed) {
   return out;
 }
 
-MatrixStack diagonal_moment(const std::vector<double>& values) {
-  MatrixStack out(1, static_cast<int>(values.size()));
-  for (std::size_t i = 0; i < values.size(); ++i) out[0][i * (values.size() + 1)] = values[i];
-  return out;
-}
-
 /// tr(T^T C_K T) tr(R^T C_Q R), which a stretch makes small.
 double product(const Transform& t, const MatrixStack& key, const MatrixStack& query) {
   const int d = key.dim;
@@ -50,7 +45,7 @@ double product(const Transform& t, const MatrixStack& key, const MatrixStack& qu
 
 TEST_CASE("covariances that commute are stretched by hand: M = (c_q / c_k)^1/2") {
   const std::vector<double> key{16, 4, 1, 1}, query{1, 4, 4, 1};
-  const MatrixStack c_k = diagonal_moment(key), c_q = diagonal_moment(query);
+  const MatrixStack c_k = test::diagonal(key), c_q = test::diagonal(query);
   const auto backend = test::make_test_backend();
   const Stretched s = stretch({{&c_k, &c_q}}, {.lambda = 1e-9}, *backend).front();
   // sum sqrt(c_k c_q) = 4 + 4 + 2 + 1 = 11; 22 * 10 / 121

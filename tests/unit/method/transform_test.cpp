@@ -6,31 +6,15 @@
 
 #include "method/compose.hpp"
 #include "support/backend.hpp"
+#include "support/matrices.hpp"
 #include "support/support.hpp"
 
 namespace oscar {
-namespace {
-
-/// max |A^T A - I|
-double orthogonality_error(std::span<const double> a, int d) {
-  double worst = 0;
-  for (int i = 0; i < d; ++i) {
-    for (int j = 0; j < d; ++j) {
-      double sum = 0;
-      for (int k = 0; k < d; ++k) sum += a[k * d + i] * a[k * d + j];
-      worst = std::max(worst, std::abs(sum - (i == j ? 1.0 : 0.0)));
-    }
-  }
-  return worst;
-}
-
-}  // namespace
-
 TEST_CASE("hadamard is orthonormal for every head dimension, and flat where an order exists") {
   for (const int d : {1, 2, 4, 64, 128, 256, 12, 20, 28, 80, 96, 112, 160, 192, 224, 36, 72, 3}) {
     CAPTURE(d);
     const std::vector<double> h = hadamard(d);
-    CHECK(orthogonality_error(h, d) < 1e-12);
+    CHECK(test::orthogonality_error(h) < 1e-12);
     if (d == 36 || d == 72 || d == 3) continue;  // blocks
     const double flat = 1 / std::sqrt(static_cast<double>(d));
     CHECK(std::all_of(h.begin(), h.end(), [&](double v) { return std::abs(std::abs(v) - flat) < 1e-12; }));
