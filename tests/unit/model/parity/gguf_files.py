@@ -95,10 +95,7 @@ def rope_members(writer, architecture, model, rope, tensors):
             writer.add_float32(f"{architecture}.rope.scaling.yarn_beta_slow", rope["beta_slow"])
 
 
-def add_metadata(writer, architecture, model, tensors):
-    config = model.config
-    writer.add_tokenizer_model("none")
-    writer.add_vocab_size(config.vocab_size)
+def add_sizes(writer, config):
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -106,8 +103,15 @@ def add_metadata(writer, architecture, model, tensors):
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+
+
+def add_metadata(writer, architecture, model, tensors):
+    config = model.config
+    writer.add_tokenizer_model("none")
+    writer.add_vocab_size(config.vocab_size)
+    add_sizes(writer, config)
+    writer.add_value_length(config.head_dim)
     rope = config.rope_parameters
     rope_members(writer, architecture, model, rope.get("full_attention", rope), tensors)
     experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
@@ -141,6 +145,16 @@ def edit(writer, architecture, members):
             add.get(type(value), writer.add_uint32)(f"{architecture}.{name}", value)
 
 
+def finish(writer, part, parts):
+    if parts > 1:
+        writer.add_uint16("split.no", part - 1)
+        writer.add_uint16("split.count", parts)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def write(path, architecture, model, wanted, part=1, parts=1, members=(), without=()):
     """Writes the file, or one of several parts; every n-th tensor, but those whose name has an ending `without`. What the tensors
     stand for is returned."""
@@ -148,9 +162,6 @@ def write(path, architecture, model, wanted, part=1, parts=1, members=(), withou
     tensors = tensors_of(architecture, model)
     add_metadata(writer, architecture, model, tensors)
     edit(writer, architecture, dict(members))
-    if parts > 1:
-        writer.add_uint16("split.no", part - 1)
-        writer.add_uint16("split.count", parts)
     stands_for = {}
     for i, (name, tensor) in enumerate(tensors.items()):
         kind = stored_as(name, tensor, wanted)
@@ -158,10 +169,7 @@ def write(path, architecture, model, wanted, part=1, parts=1, members=(), withou
         stands_for[name] = torch.tensor(gguf.quants.dequantize(data, kind)).reshape(tensor.shape)
         if i % parts == part - 1 and not name.endswith(tuple(without)):
             writer.add_tensor(name, data, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer, part, parts)
     return stands_for
 
 
