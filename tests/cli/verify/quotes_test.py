@@ -89,9 +89,9 @@ class QuotesTest(unittest.TestCase):
         verify = ["verify", "set", "--model", DATA / "qwen3-2m", "--no-record"]
         self.assertIn("--quote requires --quote-answers", self.oscar(*verify, "--quote", "x.npy", code=2).stderr)
         told = self.oscar(*verify, *self.save("quote", rows, [PASSAGE] * (COUNT - 1)), code=1).stderr
-        self.assertIn("4 quotations, but 3 answer lengths", told)
+        self.assertIn("expected integers of shape [4], one for each row of quote.npy, found [3]", told)
         told = self.oscar(*verify, *self.save("quote", rows[:1], [rows.shape[1]]), code=1).stderr
-        self.assertIn("does not fit a quotation of 940", told)
+        self.assertIn("does not fit a row of 940", told)
         told = self.oscar(*verify, *self.save("quote", rows[:1] + 100000, [PASSAGE]), code=1).stderr
         self.assertIn("100", told)
 
