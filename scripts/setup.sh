@@ -33,7 +33,7 @@ command -v apt-get >/dev/null || die "apt-get not found; install the packages li
 packages_of_pip=(python3 python3-venv ca-certificates)
 packages=(
   g++ cmake ninja-build ccache pkg-config
-  libcli11-dev libfmt-dev libcurl4-openssl-dev libhdf5-dev libssl-dev zlib1g-dev
+  libcli11-dev libtomlplusplus-dev libfmt-dev libcurl4-openssl-dev libhdf5-dev libssl-dev zlib1g-dev
   libeigen3-dev nlohmann-json3-dev libvalijson-dev libpcre2-dev libutf8proc-dev
   libsentencepiece-dev libjs-chart.js help2man
 )

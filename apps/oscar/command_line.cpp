@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdio>
+#include <cstdlib>
 #include <regex>
 #include <sstream>
 #include <string_view>
@@ -12,6 +13,7 @@
 #include "base/files.hpp"
 #include "base/text.hpp"
 #include "base/version.hpp"
+#include "toml_options.hpp"
 
 namespace oscar {
 namespace {
@@ -116,36 +118,41 @@ UsageError config_error(const std::string& what, const std::string& file) {
   const std::string key = what.substr(kUnknown.size());
   const std::size_t dot = key.rfind('.');
   if (key.ends_with(".++")) return {"there is no command \"" + key.substr(0, dot) + "\"", file, "see oscar --help"};
-  if (key.starts_with("["))
-    return {"\"" + key + "\" is no header of a section: [NAME] stands alone on its line", file, remedy};
   if (dot == key.npos) return {"there is no option \"" + key + "\" of every command", file, remedy};
   return {"[" + key.substr(0, dot) + "] has no option \"" + key.substr(dot + 1) + "\"", file, remedy};
 }
 
 /// Whether the text is of this option, by CLI11's words for what an option cannot take.
-bool is_of(const std::string& what, const CLI::Option& option) { return what.starts_with(option.get_name() + ":"); }
+bool is_of(const std::string& what, const CLI::Option& option) {
+  return what.starts_with(option.get_name() + ":") || what.starts_with("Could not convert: " + option.get_name() + " ");
+}
 
-/// The variable that gave an option, of whichever command, what it cannot take; "": none did.
-std::string wrong_variable(CLI::App& app, const std::string& what) {
+/// What gave an option, of whichever command, what it cannot take: a variable, or the configuration file; "": an
+/// argument.
+std::string wrong_source(CLI::App& app, const std::string& what, const std::vector<std::string>& arguments,
+                         const std::string& config) {
   for (const CLI::Option* option : app.get_options()) {
-    if (is_of(what, *option) && option->count() > 0 && !is_given(*option)) return option->get_envname();
+    if (!is_of(what, *option) || option->count() == 0) continue;
+    const std::string name = option->get_name();
+    const auto names_it = [&](const std::string& each) { return each == name || each.starts_with(name + "="); };
+    if (std::ranges::any_of(arguments, names_it)) return "";
+    return std::getenv(option->get_envname().c_str()) != nullptr ? option->get_envname() : config;
   }
   for (CLI::App* below : commands_of(app)) {
-    if (const std::string found = wrong_variable(*below, what); !found.empty()) return found;
+    if (const std::string found = wrong_source(*below, what, arguments, config); !found.empty()) return found;
   }
   return "";
 }
 
 /// CLI11's words, with the place and what to do.
-UsageError usage_error(CLI::App& app, const CLI::ParseError& error) {
+UsageError usage_error(CLI::App& app, const CLI::ParseError& error, const std::vector<std::string>& arguments) {
   CLI::App& command = active_command(app);
   const std::string what = error.what(), name = full_name(command), help = name + " --help";
-  if (is(error, CLI::ExitCodes::ConfigError)) return config_error(what, app["--config"]->as<std::string>());
+  const std::string config = app["--config"]->count() > 0 ? app["--config"]->as<std::string>() : "";
+  if (is(error, CLI::ExitCodes::ConfigError)) return config_error(what, config);
   if (is(error, CLI::ExitCodes::FileError)) return {what, "--config", "check the path and its permissions"};
-  const bool on_the_line = std::ranges::any_of(
-      command.get_options(), [&](const CLI::Option* option) { return is_of(what, *option) && is_given(*option); });
-  const std::string variable = on_the_line ? "" : wrong_variable(app, what);
-  if (!variable.empty()) return {what, variable, help};
+  const std::string source = wrong_source(app, what, arguments, config);
+  if (!source.empty()) return {what, source, help};
   const std::vector<std::string> unexpected = app.remaining(true);
   if (unexpected.empty()) return {what, name, help};
   const std::string argument = unexpected.front().substr(0, unexpected.front().find('='));
@@ -206,6 +213,7 @@ void add_common_options(CLI::App& app, Context& context) {
       ->check(kDocument)
       ->type_name("FILE");
   app.allow_config_extras(CLI::config_extras_mode::error);
+  app.config_formatter(std::make_shared<TomlOptions>(app));
   app.add_option("--device", common.device, "Where to compute: auto, cpu, cuda or cuda:N")
       ->type_name("DEVICE")
       ->capture_default_str();
@@ -236,7 +244,7 @@ void parse_and_run(CLI::App& app, const std::vector<std::string>& arguments) {
   } catch (const CLI::Success&) {
     throw;
   } catch (const CLI::ParseError& error) {
-    const UsageError first = usage_error(app, error);
+    const UsageError first = usage_error(app, error, arguments);
     if (arguments.empty()) std::fputs((app.help() + "\n").c_str(), stderr);
     std::vector<std::string> again = arguments;
     if (!is(error, CLI::ExitCodes::RequiredError) || !detach_json_value(again)) throw first;
