@@ -49,7 +49,7 @@ struct BackendUnavailable : Error {
 struct TransportError : Error {
   using Error::Error;
 };
-/// SIGINT or SIGTERM arrived (exit code 130).
+/// SIGINT, SIGTERM or SIGHUP arrived (exit code 130).
 struct Interrupted : std::exception {
   [[nodiscard]] const char* what() const noexcept override { return "interrupted"; }
 };

@@ -45,9 +45,9 @@ class Status {
 /// Makes SIGINT and SIGTERM set a flag instead of ending the process; a second signal ends it at once. Makes a write
 /// beyond the limit of file sizes an error (EFBIG) instead of the end of the process.
 void install_interrupt_handler();
-/// True after SIGINT or SIGTERM.
+/// True after SIGINT, SIGTERM or SIGHUP.
 [[nodiscard]] bool interrupt_requested() noexcept;
-/// Throws Interrupted after SIGINT or SIGTERM. Called between units of work, never inside a file that is half written.
+/// Throws Interrupted after SIGINT, SIGTERM or SIGHUP. Called between units of work, never inside a file that is half written.
 void throw_if_interrupted();
 
 /// Ends work in the background that nobody waits for any more, such as a request that is under way when an error ends

@@ -84,16 +84,15 @@ def words_of_case(case):
 
 
 def decode_speed():
-    document, lines = kept("coded_attention_h200.json"), []
+    """A line for each batch, with bfloat16 where it was timed."""
+    document, plans = kept("coded_attention_h200.json"), ("2 bits", "Qwen2.5-Coder-1.5B, 2.25 bits", "Qwen2.5-Coder-1.5B, 1.5 bits")
+    us = {(row["case"], row["plan"]): row["microseconds"] for row in document["cases"] if "plan" in row}
     bf16 = {row["case"]: min(row["bf16_microseconds"].values()) for row in document["cases"] if "bf16_microseconds" in row}
-    for row in document["cases"]:
-        if "plan" in row and row["head_dim"] == 128 and "shuffled" not in row["plan"] and row["case"] in bf16:  # as bfloat16 was timed
-            us, peer = row["microseconds"], bf16[row["case"]]
-            lines.append([words_of_case(row["case"]), row["plan"], f"{row['bytes'] / 1e6:.1f}", f"{us:.1f}", f"{peer:.1f}", f"{peer / us:.1f}"])
-    head = ["one decode step of a layer", "plan", "MB read", "us", "us in bfloat16", "times as fast"]
-    commits = sorted({row.get("commit", document["commit"])[:7] for row in document["cases"]})
-    return (f"From {source('coded_attention_h200.json')}, {document['gpu'].removeprefix('NVIDIA ').split()[0]}, commits "
-            f"{' and '.join(commits)}:\n\n{table(head, lines)}\n")
+    columns = [plan + where for where in ("", ", before RoPE") for plan in plans]
+    lines = [[words_of_case(case), f"{peer:.1f}", *(f"{us[case, plan]:.1f} ({peer / us[case, plan]:.1f})" for plan in columns)]
+             for case, peer in bf16.items()]
+    head = ["us of one decode step of a layer (times as fast)", "bfloat16", *(plan.replace("Qwen2.5-Coder-1.5B", "Qwen") for plan in columns)]
+    return f"From {source('coded_attention_h200.json')}, {document['gpu'].removeprefix('NVIDIA ')}, commit {document['commit'][:7]}:\n\n{table(head, lines)}\n"
 
 
 def model_speed():

@@ -32,16 +32,17 @@ MAY_INCLUDE = {
     "lib/verify": ["lib/base", "lib/tensor", "kernels", *MODEL, "lib/dump", "lib/moments", "lib/measure", "lib/set"],
     "lib/serve": ["lib/base", "lib/tensor", "kernels", *MODEL, "lib/measure", "lib/set", "lib/verify"],
     "lib/zoo": ["lib/base", "lib/remote", "lib/tensor", "kernels", *MODEL, "lib/set"],
+    "lib/inspect": ["lib/base", "lib/tensor", *MODEL, "lib/dump", "lib/moments", "lib/set", "lib/verify", "lib/zoo"],
     "apps/torch": ["lib/base", "lib/tensor", "kernels", "kernels/reference", "lib/moments"],
     "apps/oscar": ["lib/base", "lib/remote", "lib/tensor", "kernels", *MODEL, "lib/dump", "lib/moments", "lib/set", "lib/measure", "lib/fit",
-                   "lib/verify", "lib/serve", "lib/zoo"],
+                   "lib/verify", "lib/serve", "lib/zoo", "lib/inspect"],
 }
 
 # Third-party headers, by the start of the include path, and the files (by the start of their path) that wrap them.
 WRAPPERS = {
     ("torch/", "ATen/", "c10/", "caffe2/"): ["lib/model/torch/", "apps/torch/"],
     ("hdf5", "H5"): ["lib/tensor/hdf5.cpp"],
-    ("zlib",): ["lib/tensor/pt.cpp", "lib/serve/long_check.cpp"],
+    ("zlib",): ["lib/tensor/pt.cpp"],
     ("curl/",): ["lib/remote/curl_"],
     ("openssl/",): ["lib/base/sha256.cpp", "lib/zoo/set_manifest.cpp"],
     ("CLI/",): ["apps/oscar/"],

@@ -6,7 +6,7 @@
 #include "commands.hpp"
 #include "console.hpp"
 #include "options.hpp"
-#include "verify/inspect/inspect.hpp"
+#include "inspect/inspect.hpp"
 
 namespace oscar {
 namespace {

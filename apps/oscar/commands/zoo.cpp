@@ -10,7 +10,7 @@
 #include "commands.hpp"
 #include "console.hpp"
 #include "options.hpp"
-#include "verify/inspect/inspect.hpp"
+#include "inspect/inspect.hpp"
 #include "zoo/list.hpp"
 #include "zoo/publish.hpp"
 #include "zoo/pull.hpp"

@@ -6,7 +6,7 @@
 
 #include "base/files.hpp"
 #include "unit/verify/sample.hpp"
-#include "verify/inspect/inspect.hpp"
+#include "inspect/inspect.hpp"
 
 namespace oscar {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "verify/inspect/inspect.hpp"
+#include "inspect/inspect.hpp"
 
 #include <fmt/format.h>
 

@@ -17,7 +17,7 @@
 #include "set/manifest.hpp"
 #include "set/set.hpp"
 #include "tensor/safetensors.hpp"
-#include "verify/inspect/inspect.hpp"
+#include "inspect/inspect.hpp"
 #include "zoo/index.hpp"
 #include "zoo/set_manifest.hpp"
 
