@@ -47,7 +47,8 @@ class Status {
 void install_interrupt_handler();
 /// True after SIGINT, SIGTERM or SIGHUP.
 [[nodiscard]] bool interrupt_requested() noexcept;
-/// Throws Interrupted after SIGINT, SIGTERM or SIGHUP. Called between units of work, never inside a file that is half written.
+/// Throws Interrupted after SIGINT, SIGTERM or SIGHUP. Called between units of work, never inside a file that is half
+/// written.
 void throw_if_interrupted();
 
 /// Ends work in the background that nobody waits for any more, such as a request that is under way when an error ends

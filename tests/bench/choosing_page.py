@@ -92,7 +92,8 @@ def decode_speed():
     lines = [[words_of_case(case), f"{peer:.1f}", *(f"{us[case, plan]:.1f} ({peer / us[case, plan]:.1f})" for plan in columns)]
              for case, peer in bf16.items()]
     head = ["us of one decode step of a layer (times as fast)", "bfloat16", *(plan.replace("Qwen2.5-Coder-1.5B", "Qwen") for plan in columns)]
-    return f"From {source('coded_attention_h200.json')}, {document['gpu'].removeprefix('NVIDIA ')}, commit {document['commit'][:7]}:\n\n{table(head, lines)}\n"
+    commits = " and ".join(sorted({row.get("commit", document["commit"])[:7] for row in document["cases"]}))
+    return f"From {source('coded_attention_h200.json')}, {document['gpu'].removeprefix('NVIDIA ')}, commits {commits}:\n\n{table(head, lines)}\n"
 
 
 def model_speed():
