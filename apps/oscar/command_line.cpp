@@ -127,19 +127,25 @@ bool is_of(const std::string& what, const CLI::Option& option) {
   return what.starts_with(option.get_name() + ":") || what.starts_with("Could not convert: " + option.get_name() + " ");
 }
 
-/// What gave an option, of whichever command, what it cannot take: a variable, or the configuration file; "": an
-/// argument.
+/// What gave an option, of whichever command, what it cannot take: the configuration file, which counts before a
+/// variable; "": an argument.
 std::string wrong_source(CLI::App& app, const std::string& what, const std::vector<std::string>& arguments,
-                         const std::string& config) {
+                         const TomlOptions& config, const std::string& file) {
+  const std::string section = app.get_parent() == nullptr ? "" : app.get_name();
   for (const CLI::Option* option : app.get_options()) {
     if (!is_of(what, *option) || option->count() == 0) continue;
-    const std::string name = option->get_name();
-    const auto names_it = [&](const std::string& each) { return each == name || each.starts_with(name + "="); };
-    if (std::ranges::any_of(arguments, names_it)) return "";
-    return std::getenv(option->get_envname().c_str()) != nullptr ? option->get_envname() : config;
+    const std::vector<std::string> names = option->get_lnames();
+    const auto stands = [&](const std::string& argument) {
+      return std::ranges::any_of(names, [&](const std::string& name) {
+        return argument == "--" + name || argument.starts_with("--" + name + "=");
+      });
+    };
+    if (std::ranges::any_of(arguments, stands)) return "";
+    const auto in_file = [&](const std::string& name) { return config.has(section, name); };
+    return std::ranges::any_of(names, in_file) ? file : option->get_envname();
   }
   for (CLI::App* below : commands_of(app)) {
-    if (const std::string found = wrong_source(*below, what, arguments, config); !found.empty()) return found;
+    if (std::string found = wrong_source(*below, what, arguments, config, file); !found.empty()) return found;
   }
   return "";
 }
@@ -148,10 +154,12 @@ std::string wrong_source(CLI::App& app, const std::string& what, const std::vect
 UsageError usage_error(CLI::App& app, const CLI::ParseError& error, const std::vector<std::string>& arguments) {
   CLI::App& command = active_command(app);
   const std::string what = error.what(), name = full_name(command), help = name + " --help";
-  const std::string config = app["--config"]->count() > 0 ? app["--config"]->as<std::string>() : "";
-  if (is(error, CLI::ExitCodes::ConfigError)) return config_error(what, config);
+  const std::string file = app["--config"]->count() > 0 ? app["--config"]->as<std::string>() : "";
+  if (is(error, CLI::ExitCodes::ConfigError)) return config_error(what, file);
+  if (what.ends_with("too many inputs for a flag")) return {what, file, "write true or false"};
   if (is(error, CLI::ExitCodes::FileError)) return {what, "--config", "check the path and its permissions"};
-  const std::string source = wrong_source(app, what, arguments, config);
+  const auto config = std::dynamic_pointer_cast<const TomlOptions>(app.get_config_formatter());
+  const std::string source = wrong_source(app, what, arguments, *config, file);
   if (!source.empty()) return {what, source, help};
   const std::vector<std::string> unexpected = app.remaining(true);
   if (unexpected.empty()) return {what, name, help};

@@ -4,7 +4,6 @@
 #include <toml++/toml.h>
 
 #include <sstream>
-#include <string>
 
 #include "base/errors.hpp"
 
@@ -19,19 +18,30 @@ std::string argument_of(const toml::node& value) {
   return out.str();
 }
 
+[[noreturn]] void refuse(const std::string& what, const std::string& file, const toml::source_region& where) {
+  throw UsageError(what, file + ", line " + std::to_string(where.begin.line),
+                   "strings stand in quotes, lists hold them, and each name stands once in its section");
+}
+
 /// parents: the names of the tables that it is in.
-void add_items(const toml::table& table, const std::vector<std::string>& parents, std::vector<CLI::ConfigItem>& items) {
+void add_items(const toml::table& table, const std::vector<std::string>& parents, const std::string& file,
+               std::vector<CLI::ConfigItem>& items) {
   for (const auto& [key, value] : table) {
     CLI::ConfigItem item{parents, std::string(key.str()), {}};
+    if (item.name == "++" || item.name == "--") refuse("no option has this name", file, key.source());
     if (const toml::table* const below = value.as_table()) {
       std::vector<std::string> path = parents;
       path.push_back(item.name);
       items.push_back({path, "++", {}});  // CLI11's word for the beginning of a section
-      add_items(*below, path, items);
+      add_items(*below, path, file, items);
       continue;
     }
     if (const toml::array* const array = value.as_array()) {
-      for (const toml::node& each : *array) item.inputs.push_back(argument_of(each));
+      if (array->empty()) refuse("a list of nothing", file, value.source());
+      for (const toml::node& each : *array) {
+        if (!each.is_value()) refuse("a list of other things than values", file, value.source());
+        item.inputs.push_back(argument_of(each));
+      }
     } else {
       item.inputs.push_back(argument_of(value));
     }
@@ -47,12 +57,15 @@ void add_items(const toml::table& table, const std::vector<std::string>& parents
 
 std::vector<CLI::ConfigItem> TomlOptions::from_config(std::istream& text) const {
   std::vector<CLI::ConfigItem> items;
+  const std::string file = program_["--config"]->as<std::string>();
   try {
-    add_items(toml::parse(text), {}, items);
+    add_items(toml::parse(text), {}, file, items);
   } catch (const toml::parse_error& error) {
-    throw UsageError("not valid TOML: " + std::string(error.description()),
-                     program_["--config"]->as<std::string>() + ", line " + std::to_string(error.source().begin.line),
-                     "strings stand in quotes, and each name stands once in its section");
+    refuse("not valid TOML: " + std::string(error.description()), file, error.source());
+  }
+  names_.clear();
+  for (const CLI::ConfigItem& item : items) {
+    names_.emplace(item.parents.empty() ? "" : item.parents.back(), item.name);
   }
   return items;
 }

@@ -42,8 +42,8 @@ class Status {
   virtual void detail(const std::string& text) { (void)text; }
 };
 
-/// Makes SIGINT and SIGTERM set a flag instead of ending the process; a second signal ends it at once. Makes a write
-/// beyond the limit of file sizes an error (EFBIG) instead of the end of the process.
+/// Makes SIGINT, SIGTERM and SIGHUP (unless it is ignored) set a flag instead of ending the process; a second signal
+/// ends it at once. Makes a write beyond the limit of file sizes an error (EFBIG) instead of the end of the process.
 void install_interrupt_handler();
 /// True after SIGINT, SIGTERM or SIGHUP.
 [[nodiscard]] bool interrupt_requested() noexcept;

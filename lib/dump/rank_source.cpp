@@ -19,14 +19,15 @@ namespace oscar {
 namespace {
 
 /// Layer -> ranks, of entries layer_<id>_rank<r><suffix>.
-std::map<int, std::vector<int>> ranks_beside(const std::vector<std::string>& entries, std::string_view suffix) {
+std::map<int, std::vector<int>> ranks_beside(const fs::path& folder, const std::vector<std::string>& entries,
+                                             std::string_view suffix) {
   std::map<int, std::vector<int>> found;
   for (const std::string& name : entries) {
     const std::size_t middle = name.find("_rank");
     if (!name.starts_with("layer_") || middle == std::string::npos || !name.ends_with(suffix)) continue;
     const std::string_view text = std::string_view(name).substr(0, name.size() - suffix.size());
-    const auto layer = parse_entry_number(text.substr(6, middle - 6), name),
-               rank = parse_entry_number(text.substr(middle + 5), name);
+    const auto layer = parse_entry_number(text.substr(6, middle - 6), folder / name),
+               rank = parse_entry_number(text.substr(middle + 5), folder / name);
     if (layer && rank) found[*layer].push_back(*rank);
   }
   return found;
@@ -406,9 +407,10 @@ RankLayout find_ranks(const fs::path& folder) {
   const auto inside = [folder](int layer, int rank) {
     return folder / ("layer_" + std::to_string(layer)) / ("rank_" + std::to_string(rank));
   };
-  const RankLayout layouts[] = {layout_of(ranks_beside(entries, ""), {.path = beside("")}),
-                                layout_of(ranks_beside(entries, ".pt"), {.in_files = true, .path = beside(".pt")}),
-                                layout_of(ranks_inside(folder), {.path = inside}), calibration_in(folder)};
+  const RankLayout layouts[] = {
+      layout_of(ranks_beside(folder, entries, ""), {.path = beside("")}),
+      layout_of(ranks_beside(folder, entries, ".pt"), {.in_files = true, .path = beside(".pt")}),
+      layout_of(ranks_inside(folder), {.path = inside}), calibration_in(folder)};
   const RankLayout* only = nullptr;
   bool plain = false;
   for (const int layer : numbered_entries(folder, "layer_", "")) {

@@ -158,8 +158,8 @@ std::optional<std::string> too_few_layers(const QkvSource& source) {
   std::erase_if(missing, [&](int id) { return std::ranges::count(source.layer_ids(), id) > 0; });
   if (missing.empty()) return {};
   return fmt::format(
-      "the set will have nothing for {} of the model's layers ({}), so that no server may read it: leave "
-      "--layers out, or take statistics of some layers (--save-stats) and fit those of all (--stats)",
+      "the set will have nothing for {} of the model's layers ({}), so that no server may read it: take "
+      "all layers, or statistics of some (--save-stats), and fit those of all together (--stats)",
       missing.size(), fmt::join(missing, ", "));
 }
 

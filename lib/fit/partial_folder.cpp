@@ -85,7 +85,7 @@ bool PartialFolder::has(int layer_id) const { return fs::exists(file_of(layer_id
 
 void PartialFolder::remove() const {
   std::error_code ignored;
-  for (const fs::path& name : list_files(folder_)) {
+  for (const fs::path& name : fs::exists(folder_ / kRecord, ignored) ? list_files(folder_) : std::vector<fs::path>()) {
     const std::string text = whole_name(name);
     const bool kept = text.starts_with("layer_") || text.starts_with("hidden_");
     const bool rest = text == kRecord && name != kRecord;

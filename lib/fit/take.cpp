@@ -41,7 +41,7 @@ LayerShape shape_of(int layer_id, LayerStream& rows) {
 /// A set tells one number of KV heads, one size of keys, and one of values.
 void require_usual(const LayerShape& shape, const ModelIdentity& model, const std::string& layer) {
   const int value_dim = model.value_dim > 0 ? model.value_dim : model.head_dim;
-  constexpr const char* kRemedy = "fit layers of one shape alone: --layers";
+  constexpr const char* kRemedy = "sets are for models whose layers have one shape; --layers takes some of them";
   if (model.num_key_value_heads > 0 && shape.heads != model.num_key_value_heads) {
     throw DataError(fmt::format("the layer has {} KV heads, the model {}", shape.heads, model.num_key_value_heads),
                     layer, kRemedy);

@@ -12,12 +12,12 @@
 #include "dump/rank_source.hpp"
 #include "dump/server_file.hpp"
 #include "dump/source.hpp"
+#include "inspect/inspect.hpp"
 #include "model/weights/checkpoint.hpp"
 #include "set/convert.hpp"
 #include "set/manifest.hpp"
 #include "set/set.hpp"
 #include "tensor/safetensors.hpp"
-#include "inspect/inspect.hpp"
 #include "zoo/index.hpp"
 #include "zoo/set_manifest.hpp"
 

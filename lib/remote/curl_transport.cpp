@@ -251,6 +251,7 @@ HttpAnswer call_once(const StoreLocation& location, const HttpCall& call, const 
   handle.set(CURLOPT_WRITEDATA, &answer.body);
   const CURLcode code = curl_easy_perform(handle.get());
   throw_if_interrupted();
+  if (file && std::ferror(file.get()) != 0) throw IoError("cannot read", call.file.string(), "check the disk");
   if (code == CURLE_WRITE_ERROR) {
     throw TransportError("the answer has more than " + plural(kMaxDocumentBytes, "byte"), call.url,
                          "check the address");

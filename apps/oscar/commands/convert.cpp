@@ -5,8 +5,8 @@
 #include "base/text.hpp"
 #include "commands.hpp"
 #include "console.hpp"
-#include "options.hpp"
 #include "inspect/inspect.hpp"
+#include "options.hpp"
 
 namespace oscar {
 namespace {

@@ -31,7 +31,7 @@ struct VerifyCommand {
   ModelInput input;
   std::string precision = "serving", windows = "common";
   VerifyOptions options;
-  bool record = true;
+  bool record = true, replaces_more = false;
 };
 
 bool has_text(const VerifyCommand& c) { return !c.input.tokens.empty() || !c.input.texts.empty(); }
@@ -80,8 +80,8 @@ void record(const VerifyCommand& c, const VerifyReport& report, Status& status) 
   if (!c.record || report.manifest.is_null()) return;
   try {
     const std::string pinned = why_pinned(c.set);
-    const std::string why =
-        pinned.empty() ? record_verification(c.set, report) : pinned + ": verify a copy, and publish that";
+    const std::string why = pinned.empty() ? record_verification(c.set, report, c.replaces_more)
+                                           : pinned + ": verify a copy, and publish that";
     status.notice(why.empty() ? "the summary is recorded in " + (c.set / "manifest.json").string()
                               : "the summary is not recorded: " + why);
   } catch (const Error& error) {
@@ -210,7 +210,10 @@ void add_outcome(CLI::App& command, VerifyCommand& c) {
   writes(command.add_option("--report", c.report, "Write tables and plots to this HTML file, which needs no network"))
       ->type_name("FILE.html")
       ->group("Output");
-  command.add_flag("--record,!--no-record", c.record, "Keep the summary in the set's manifest [on]")->group("Output");
+  command
+      .add_flag("--record,!--no-record", c.record,
+                "Keep the summary in the set's manifest [on, unless that keeps figures of more]")
+      ->group("Output");
 }
 
 }  // namespace
@@ -235,6 +238,7 @@ void register_verify(CLI::App& app, Context& context) {
   });
   command->callback([options, command, &context] {
     check_usage(*command, *options);
+    options->replaces_more = options->record && command->count("--record") > 0;
     run(*options, context);
   });
 }

@@ -187,11 +187,11 @@ def is_for_drafts(config: Any) -> bool:
     return getattr(config.model_config, "runner_type", None) == "draft" or (isinstance(more, dict) and _MARK in more)
 
 
-def _refuse_beside_another() -> None:
+def _refuse_beside_another(own: Any = None) -> None:
     """Raises ValueError if an engine of this process lives of whose steps only its own layers may be told: vLLM forgets those when it ends one."""
     if _watches:
         gc.collect()  # one that nobody ended and nobody has any more
-    if any(owner.static_forward_context for find in _watches.values() if (owner := find()) is not None):
+    if any(owner.static_forward_context for find in _watches.values() if (owner := find()) is not None and owner is not own):
         raise ValueError("an engine of this process still serves a set, and would not be told of its steps any more; end it first, or start another process")
 
 
@@ -296,7 +296,7 @@ def watch(platform: Any, observed: dict[str, str] | None) -> None:
         layers = vllm_config.compilation_config.static_forward_context
         packed = next(filter(is_packed, layers.values()), None)
         if observed is None:
-            _refuse_beside_another()  # whose layers were not there when this one's configuration was checked
+            _refuse_beside_another(vllm_config.compilation_config)  # whose layers were not there when this one's configuration was checked
             _watches.clear()  # of an engine before this one
         if packed is not None:
             packed.attn_backend.share_blocks(vllm_config, lambda: finish(vllm_config))

@@ -157,10 +157,11 @@ struct VerifyReport {
 [[nodiscard]] Json to_json(const VerifyReport& report);
 /// Lets the manifest of one of our sets keep its verdicts, data and pooled figures, while the other files and their
 /// hashes stay as they are: replaces "verification" in <folder>/manifest.json, atomically (record.cpp). Returns why it
-/// did not; empty: it did. Figures that say less do not replace those that the manifest keeps, nor those of a set that
-/// stood here before. Throws DataError if there is no manifest of ours or a file is not what it lists, IoError if it
-/// cannot be written.
-[[nodiscard]] std::string record_verification(const std::filesystem::path& folder, const VerifyReport& report);
+/// did not; empty: it did. Unless it replaces_more, figures that say less do not replace those that the manifest keeps;
+/// none go into another set than was examined. Throws DataError if there is no manifest of ours or a file is not what
+/// it lists, IoError if it cannot be written.
+[[nodiscard]] std::string record_verification(const std::filesystem::path& folder, const VerifyReport& report,
+                                              bool replaces_more = false);
 
 // The report as people read it on a terminal (table.cpp).
 

@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include "base/files.hpp"
-#include "unit/verify/sample.hpp"
 #include "inspect/inspect.hpp"
+#include "unit/verify/sample.hpp"
 
 namespace oscar {
 namespace {
