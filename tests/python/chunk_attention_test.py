@@ -14,7 +14,7 @@ try:
     import vllm_backend_test as backends
     from oscar_kv import chunk_attention, packed_layer, score_rule
     from plain_attention import plain_attention
-    from vllm_backend_test import DEVICE, KV_HEADS, DIM, coded_set, random
+    from vllm_one_layer import DEVICE, KV_HEADS, DIM, coded_set, random, set_before_rope
 except ImportError as missing:
     print(f"skipped: {missing}; run scripts/setup.sh --tests")
     sys.exit(77)
@@ -141,7 +141,7 @@ class ChunkTest(unittest.TestCase):
         """Of 7 tokens."""
         with mock.patch.object(packed_layer.PackedSlots, "most_values", 7 * KV_HEADS * DIM):
             self.check_steps(coded_set())
-            self.check_steps(backends.set_before_rope())
+            self.check_steps(set_before_rope())
             self.by_kernels()
             self.check_steps(coded_set(sink=32), path="kernels")
             self.check_steps(coded_set(sink=0), path="kernels")

@@ -13,7 +13,8 @@ from pathlib import Path
 
 try:
     import torch
-    import vllm_backend_test as backends
+    import vllm_backend_test
+    import vllm_one_layer as backends
 except ImportError as missing:
     print(f"skipped: {missing}; run scripts/setup.sh --tests")
     sys.exit(77)
@@ -42,7 +43,7 @@ def exact_random(*shape, seed):
 class PageBytesTest(unittest.TestCase):
     def pages(self):
         """SHA-256 of all blocks of a layer's cache after a prompt of five blocks, in the order of its table."""
-        case = backends.BackendTest()
+        case = vllm_backend_test.BackendTest()
         with mock.patch.object(backends, "matrices", hadamard), mock.patch.object(backends, "random", exact_random):
             rotations = backends.coded_set()
         case.serve(rotations)

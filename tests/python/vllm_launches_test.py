@@ -11,7 +11,7 @@ try:
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
     import vllm_backend_test as backends
-    from vllm_backend_test import DEVICE, NAME, SPEC, Expected, Server, builder, coded_set, layers, rows_of, vllm_backend, vllm_fakes
+    from vllm_one_layer import DEVICE, NAME, SPEC, Expected, Server, builder, coded_set, layers, rows_of, vllm_backend, vllm_fakes
 except ImportError as missing:
     print(f"skipped: {missing}; run scripts/setup.sh --tests")
     sys.exit(77)

@@ -128,7 +128,7 @@ class ReportTest(unittest.TestCase):
         self.assertEqual(len(found.pop("labels")), PLOTS)
         self.assertIn(["sglang-v1", "rotations"], found.pop("readers"))
         self.assertEqual(found.pop("title"), f"oscar verify: {EVIL}, recipe oscar")
-        self.assertEqual(found, {"plots": PLOTS, "fetched": 0, "cut_off": 0, "rows": 3, "verdict": "accepted",
+        self.assertEqual(found, {"plots": PLOTS, "fetched": 0, "cut_off": 0, "rows": 4, "verdict": "accepted",
                                  "scripts": 3, "images": 0, "clips": 4, "raw": [], "stock": []})
 
     def test_parts_show_who_reads_them_their_plan_and_their_spectra(self):
