@@ -154,7 +154,7 @@ std::string wrong_source(CLI::App& app, const std::string& what, const std::vect
 UsageError usage_error(CLI::App& app, const CLI::ParseError& error, const std::vector<std::string>& arguments) {
   CLI::App& command = active_command(app);
   const std::string what = error.what(), name = full_name(command), help = name + " --help";
-  const std::string file = app["--config"]->count() > 0 ? app["--config"]->as<std::string>() : "";
+  const std::string file = app["--config"]->count() > 0 ? app["--config"]->results().back() : "";
   if (is(error, CLI::ExitCodes::ConfigError)) return config_error(what, file);
   if (what.ends_with("too many inputs for a flag")) return {what, file, "write true or false"};
   if (is(error, CLI::ExitCodes::FileError)) return {what, "--config", "check the path and its permissions"};
