@@ -44,6 +44,7 @@ WRAPPERS = {
     ("hdf5", "H5"): ["lib/tensor/hdf5.cpp"],
     ("zlib",): ["lib/tensor/pt.cpp"],
     ("curl/",): ["lib/remote/curl_"],
+    ("toml++/",): ["apps/oscar/toml_options.cpp"],
     ("openssl/",): ["lib/base/sha256.cpp", "lib/zoo/set_manifest.cpp"],
     ("CLI/",): ["apps/oscar/"],
     ("Eigen/",): ["kernels/cpu/eigh.cpp", "lib/set/coded_part.cpp"],
