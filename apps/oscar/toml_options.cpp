@@ -20,7 +20,7 @@ std::string argument_of(const toml::node& value) {
 
 [[noreturn]] void refuse(const std::string& what, const std::string& file, const toml::source_region& where) {
   throw UsageError(what, file + ", line " + std::to_string(where.begin.line),
-                   "strings stand in quotes, lists hold them, and each name stands once in its section");
+                   "write strings in quotes, and each name once in its section");
 }
 
 /// parents: the names of the tables that it is in.
@@ -28,7 +28,7 @@ void add_items(const toml::table& table, const std::vector<std::string>& parents
                std::vector<CLI::ConfigItem>& items) {
   for (const auto& [key, value] : table) {
     CLI::ConfigItem item{parents, std::string(key.str()), {}};
-    if (item.name == "++" || item.name == "--") refuse("no option has this name", file, key.source());
+    if (item.name == "++" || item.name == "--") refuse("there is no option \"" + item.name + "\"", file, key.source());
     if (const toml::table* const below = value.as_table()) {
       std::vector<std::string> path = parents;
       path.push_back(item.name);
@@ -37,9 +37,9 @@ void add_items(const toml::table& table, const std::vector<std::string>& parents
       continue;
     }
     if (const toml::array* const array = value.as_array()) {
-      if (array->empty()) refuse("a list of nothing", file, value.source());
+      if (array->empty()) refuse("\"" + item.name + "\" is an empty list", file, value.source());
       for (const toml::node& each : *array) {
-        if (!each.is_value()) refuse("a list of other things than values", file, value.source());
+        if (!each.is_value()) refuse("\"" + item.name + "\" is a list of lists or tables", file, value.source());
         item.inputs.push_back(argument_of(each));
       }
     } else {

@@ -411,7 +411,7 @@ VerifyReport verify_set(const std::filesystem::path& path, const VerifyInputs& i
   const std::size_t all = set.readers.size();
   if (report.chosen_readers) verify::keep_parts_of(options.readers, set);
   report.all_parts = set.readers.size() == all;
-  if (!set.manifest.is_null()) report.manifest = read_json(path / "manifest.json");
+  report.manifest = set.manifest;
   verify::describe(set, report);
   verify::check_contradictions(set, report.checks);
   // Where files hold not what was fitted, or contradict each other, there is nothing further to find out.

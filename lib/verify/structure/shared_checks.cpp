@@ -382,8 +382,7 @@ void check_spectrum(const RotationSides& sides, std::vector<Check>& checks) {
 }
 
 SetUnderTest under_test(Set set) {
-  SetUnderTest out{set.model,        set.calibration,       set.windows, set.manifest,
-                   set.verification, parts_of_readers(set), {},          {}};
+  SetUnderTest out{set.model, set.calibration, set.windows, set.manifest, parts_of_readers(set), {}, {}};
   if (set.coded) out.parts.push_back(make_subject(std::move(*set.coded)));
   for (auto& [name, part] : set.rotations) out.parts.push_back(make_subject(name, std::move(part)));
   return out;

@@ -110,7 +110,7 @@ struct SetUnderTest {
   ModelIdentity model;
   CalibrationData calibration;
   Windows windows;
-  Json manifest, verification;                  // Set's
+  Json manifest;                                // Set's
   std::map<std::string, std::string> readers;   // who reads which part; nobody reads a lone file
   std::vector<std::unique_ptr<Subject>> parts;  // coded, rotations, with_means
   /// What the files of a folder of ours say differently (set/set_folder.hpp).
