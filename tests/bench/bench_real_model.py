@@ -193,7 +193,7 @@ class Bench:
                 self.folder = self.work / f"set-{number}"
                 if not self.folder.exists() or all(self.has(table, row, length) or not self.is_asked_for(row) for row in rows.values()):
                     continue
-                named = {**(BASELINES if number == 0 else {}), **rows}
+                named = {**BASELINES, **rows}
                 others = [name for name, title in BASELINES.items() if number == 0 and self.is_asked_for(title)]
                 for methods in measure(length, ",".join(others) or "none", named):
                     for method, row in methods.items():
