@@ -91,12 +91,11 @@ HubStore::HubStore(const std::string& zoo, const TransferOptions& options, Statu
 }
 
 StoredDocument HubStore::read(const std::string& path) {
-  const HubAddress pinned = ask_hub(address_, options_, status_).pinned;
-  const std::string url = hub_.url + "/" + percent_encoded(hub_files(pinned) + "/" + in_repository(path));
+  HubRepository now = ask_hub(address_, options_, status_);
+  const std::string url = hub_.url + "/" + percent_encoded(hub_files(now.pinned) + "/" + in_repository(path));
   const HttpAnswer answer = call({"GET", url, {}, "", {}});
-  if (answer.status == 404) return {"", pinned.revision};
-  if (answer.status != 200) refuse(answer, url);
-  return {answer.body, pinned.revision};
+  if (answer.status != 200 && answer.status != 404) refuse(answer, url);
+  return {answer.status == 200 ? answer.body : "", std::move(now)};
 }
 
 void HubStore::put(const std::string& path, const fs::path& file, const FileDigest& digest) {
@@ -115,14 +114,25 @@ void HubStore::put_text(const std::string& path, const std::string& text) {
   operations_.push_back(text_operation(path, text));
 }
 
-void HubStore::remove(const std::string& path) {
-  operations_.push_back({{"key", "deletedFile"}, {"value", {{"path", in_repository(path)}}}});
+std::vector<std::string> HubStore::files_in(const std::string& folder, const StoredDocument& found) const {
+  std::vector<std::string> files;
+  for (const Json& file : found.repository.files.value_or(Json::array())) {
+    const Json name = member(file, "rfilename");
+    if (name.is_string() && name.get<std::string>().starts_with(in_repository(folder) + "/")) files.push_back(name);
+  }
+  return files;
 }
 
-bool HubStore::commit(const std::string& path, const std::string& text, const std::string& parent) {
-  const Json header{{"summary", "oscar publish"}, {"description", ""}, {"parentCommit", parent}};
+bool HubStore::commit(const std::string& path, const std::string& text, const std::string& folder,
+                      const StoredDocument& found) {
+  const Json header{
+      {"summary", "oscar publish"}, {"description", ""}, {"parentCommit", found.repository.pinned.revision}};
   std::string lines = Json{{"key", "header"}, {"value", header}}.dump() + "\n";
   for (const Json& operation : operations_) lines += operation.dump() + "\n";
+  for (const std::string& file : files_in(folder, found)) {
+    if (std::ranges::any_of(operations_, [&](const Json& put) { return put["value"]["path"] == file; })) continue;
+    lines += Json{{"key", "deletedFile"}, {"value", {{"path", file}}}}.dump() + "\n";
+  }
   lines += text_operation(path, text).dump() + "\n";
   const HttpAnswer answer =
       call({"POST", api("commit/" + address_.revision), {"Content-Type: application/x-ndjson"}, lines, {}});

@@ -27,7 +27,8 @@ void make_set_of_files(const std::filesystem::path& files_folder, const std::fil
 
 /// A document at a commit; an empty text: it does not exist there.
 struct StoredDocument {
-  std::string text, commit;
+  std::string text;
+  HubRepository repository;
 };
 
 /// Methods throw TransportError, DataError, IoError, Interrupted.
@@ -42,10 +43,12 @@ class HubStore {
   void put(const std::string& path, const std::filesystem::path& file, const FileDigest& digest);
   /// The same for a text of at most kMaxDocumentBytes.
   void put_text(const std::string& path, const std::string& text);
-  /// Removes a file that is there with the next commit.
-  void remove(const std::string& path);
-  /// Commits everything that was put, and this document, on top of `parent`. False: another commit was faster.
-  [[nodiscard]] bool commit(const std::string& path, const std::string& text, const std::string& parent);
+  /// Returns the paths in the repository of the files below a folder, at the commit of `found`.
+  [[nodiscard]] std::vector<std::string> files_in(const std::string& folder, const StoredDocument& found) const;
+  /// Commits everything that was put, and this document, on top of the commit where it was `found`; of the folder only
+  /// what was put remains. False: another commit was faster.
+  [[nodiscard]] bool commit(const std::string& path, const std::string& text, const std::string& folder,
+                            const StoredDocument& found);
   /// Names a resource in messages.
   [[nodiscard]] std::string where(const std::string& path) const;
 

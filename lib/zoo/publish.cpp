@@ -136,12 +136,12 @@ struct ToPublish {
     return before && before->manifest_sha256 == manifest.sha256 && before->path == folder();
   }
 
-  void require_allowed(const std::optional<ZooEntry>& before, const std::string& where) const {
-    require_accepted(manifest, options, status);
-    if (before && before->manifest_sha256 != manifest.sha256 && !options.force) {
-      throw UsageError("the zoo has another set under " + name.text(), where,
-                       "choose another tag, or pass --force to replace it");
-    }
+  /// others: the set's place has files other than the set's.
+  void require_free(const std::optional<ZooEntry>& before, bool others, const std::string& where) const {
+    if (options.force || (before ? before->manifest_sha256 == manifest.sha256 : !others)) return;
+    const std::string what = before ? "another set" : "files that its index does not name";
+    throw UsageError("the zoo has " + what + " under " + name.text(), where,
+                     "choose another tag, or pass --force to replace it");
   }
 
   /// signature.json for the zoo: with the signatures that the set has, and those of its copy there, whose
@@ -217,7 +217,10 @@ PublishResult publish_to_folder(const ToPublish& publication, const fs::path& zo
     publication.status.notice("the zoo has exactly this set already: " + publication.name.text());
     return {publication.name.text(), target, *before, false};
   }
-  publication.require_allowed(before, target.string());
+  require_accepted(publication.manifest, publication.options, publication.status);
+  const bool others =
+      fs::exists(target / kManifestName) && sha256_file(target / kManifestName) != publication.manifest.sha256;
+  publication.require_free(before, others, target.string());
   index.put(entry);
   const std::string text = text_of(index, (zoo / kIndexName).string());
   copy_set(publication, target, signature);
@@ -250,7 +253,8 @@ PublishResult publish_to_hub(const ToPublish& publication, HubStore& hub) {
   const SetName& name = publication.name;
   const std::string where = hub.where(publication.folder());
   const std::string signed_copy = join_path(publication.folder(), kSignatureName);
-  ZooIndex first = read_index(hub, hub.read(kIndexName));
+  const StoredDocument now = hub.read(kIndexName);
+  ZooIndex first = read_index(hub, now);
   const auto before = first.find(name);
   const std::string published = hub.read(signed_copy).text;
   const std::string signature = publication.signature(published, hub.where(signed_copy));
@@ -260,19 +264,20 @@ PublishResult publish_to_hub(const ToPublish& publication, HubStore& hub) {
     publication.status.notice("the zoo has exactly this set already: " + name.text());
     return {name.text(), where, *before, false};
   }
-  publication.require_allowed(before, where);
+  require_accepted(publication.manifest, publication.options, publication.status);
+  publication.require_free(before, !hub.files_in(publication.folder(), now).empty(), where);
   first.put(entry);
   (void)text_of(first, hub.where(kIndexName));  // too large: that is told before anything is sent
   upload_set(publication, signature, hub);
-  if (signature.empty() && !published.empty()) hub.remove(signed_copy);
   for (int attempt = 0; attempt < kMaxConflicts; ++attempt) {
     const StoredDocument found = hub.read(kIndexName);  // anew: uploading took its time
     if (hub.read(signed_copy).text != published) {
       throw TransportError("somebody else signed the set meanwhile", where, "run again");
     }
     ZooIndex index = read_index(hub, found);
+    publication.require_free(index.find(name), !hub.files_in(publication.folder(), found).empty(), where);
     index.put(entry);
-    if (hub.commit(kIndexName, text_of(index, hub.where(kIndexName)), found.commit)) {
+    if (hub.commit(kIndexName, text_of(index, hub.where(kIndexName)), publication.folder(), found)) {
       return {name.text(), where, entry, true};
     }
     publication.status.detail("somebody else changed the repository; reading its index again");

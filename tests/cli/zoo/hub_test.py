@@ -208,7 +208,11 @@ class HubTest(ZooTest):
             other = self.publish(hub, seed=2)
             self.assertEqual(other.returncode, 2)
             self.assertIn("another set under test/tiny:latest", other.stderr)
+            hub.files.update({f"{NAME}/latest/left.txt": b"", "test/foreign/latest/left.txt": b""})
             self.published_at(hub, NAME, "--force", seed=2)
+            self.assertEqual([path for path in hub.files if "left" in path], ["test/foreign/latest/left.txt"])
+            other = self.publish(hub, "test/foreign", seed=2)
+            self.assertEqual((other.returncode, "files that its index does not name" in other.stderr), (2, True), other.stderr)
             self.published_at(hub, "test/other", seed=2)
             self.assertEqual(self.names(hub), ["test/other", NAME])
             for headers in hub.storage_headers:
@@ -268,17 +272,21 @@ class HubTest(ZooTest):
     def test_a_commit_in_between_is_not_overwritten(self):
         with WritableHub(REPOSITORY, {}, token=SECRET) as hub:
             self.published_at(hub, "test/first")
-            rivals = [1]
+            rivals = ["test/rival"]
 
             def interfere():
-                if rivals and rivals.pop():
+                if rivals:
                     index = json.loads(hub.files["index.json"])
-                    index["entries"][0]["name"] = "test/rival"
+                    index["entries"][0]["name"] = rivals.pop()
                     hub.files["index.json"] = json.dumps(index).encode()
                     hub.commits += 1
             hub.before_commit = interfere
             self.published_at(hub, "test/second", seed=2)
-        self.assertEqual(self.names(hub), ["test/rival", "test/second"])
+            self.assertEqual(self.names(hub), ["test/rival", "test/second"])
+            rivals.append("test/third")
+            other = self.publish(hub, "test/third", seed=2)
+            self.assertEqual((other.returncode, "another set under test/third" in other.stderr), (2, True), other.stderr)
+            self.assertEqual(self.names(hub), ["test/third", "test/second"])
 
 
 if __name__ == "__main__":

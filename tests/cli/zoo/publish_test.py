@@ -38,6 +38,10 @@ class PublishTest(ZooTest):
         self.succeed(*publish, NAME, "--force")
         self.assertEqual(read_folder(self.zoo / NAME / "latest"), new)
         self.assertEqual([entry["forced"] for entry in self.index()["entries"]], [False, False])  # replaced, but accepted
+        (self.zoo / "index.json").unlink()
+        self.fail_with(2, "files that its index does not name", "publish", "set-1", *publish[2:], NAME)
+        self.assertEqual(read_folder(self.zoo / NAME / "latest"), new)
+        self.succeed(*publish, NAME)
 
     def test_a_set_that_no_reader_may_have_needs_force_and_the_index_says_so(self):
         publish = ("publish", "set", "--zoo", self.zoo, "--name", NAME)
