@@ -187,6 +187,9 @@ Clauses manifest_disagreements(const Set& set) {
       return std::array{of("keys", layer.key), of("values", layer.value)};
     };
     compare_layers(part, name, shapes, out);
+    if (std::ranges::any_of(part.layers, [](const auto& layer) { return !layer.value.mean.empty(); })) {
+      out.push_back(name + ": values have a mean, which no reader adds to them");
+    }
     // The recipe repeats what the codec is.
     for (const auto& [own, other] : {std::pair{"codec", "name"}, {"levels", "levels"}, {"group_size", "group_size"}}) {
       const Json& codec = set.manifest["parts"][name]["codec"];

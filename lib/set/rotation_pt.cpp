@@ -24,8 +24,15 @@ PtItem item(const char* name, T value) {
 template <class T>
 const T& member(const PtValue& dict, const char* name, const std::string& where) {
   const T* value = member_of<T>(&dict, name);
-  if (value == nullptr) fail(std::string("no member \"") + name + "\"", where);
+  if (value == nullptr) fail(std::string("no member \"") + name + "\", or one of another type", where);
   return *value;
+}
+
+/// A member that need not be there; null: it is not, or None.
+template <class T>
+const T* optional_member(const PtValue* dict, const char* name, const std::string& where) {
+  if (dict == nullptr || member_of<std::monostate>(dict, name) != nullptr) return nullptr;
+  return dict->find(std::string(name)) == nullptr ? nullptr : &member<T>(*dict, name, where);
 }
 
 int layer_id_of(const PtValue& key, const std::string& where) {
@@ -63,25 +70,27 @@ SideTransform side_from(const PtValue& layer, const std::string& where) {
   return side;
 }
 
-/// Nothing unless `root` has them for every layer.
+bool is_share(double ratio) { return ratio >= 0 && ratio <= 1; }
+
+/// Nothing unless `root` has a table of them, and the one for all.
 void take_clip_ratios(const PtValue& root, RotationFile& file, const std::string& where) {
   const PtValue* calibration = root.find(std::string("calibration"));
-  const PtValue* ratios = calibration == nullptr ? nullptr : calibration->find(std::string("clip_ratio"));
-  const auto* scalar = member_of<double>(calibration, "clip_scalar");
-  if (ratios == nullptr || scalar == nullptr) return;
+  const auto* whole = member_of<std::int64_t>(calibration, "clip_scalar");
+  const auto* scalar = whole == nullptr ? optional_member<double>(calibration, "clip_scalar", where) : nullptr;
+  if (optional_member<PtDict>(calibration, "clip_ratio", where) == nullptr || (whole == nullptr && scalar == nullptr))
+    return;
+  file.has_clip_ratios = true;
+  file.clip_scalar = whole == nullptr ? *scalar : static_cast<double>(*whole);
+  if (!is_share(file.clip_scalar)) fail("clip_scalar is not from 0 to 1", where);
   for (auto& [id, side] : file.layers) {
-    const PtValue* entry = ratios->find(std::int64_t{id});
-    if (entry == nullptr) return;
-    const auto* tensor = entry->get_if<Tensor>();
-    if (tensor == nullptr || tensor->size() == 0) {
-      fail("the clip ratios of layer " + std::to_string(id) + " are no numbers", where);
+    const auto* tensor = member_of<Tensor>(calibration->find(std::string("clip_ratio")), std::int64_t{id});
+    std::vector<double> values = tensor == nullptr ? std::vector<double>() : tensor->to_doubles();
+    if (values.empty() || !std::ranges::all_of(values, is_share)) {
+      fail("the clip ratios of layer " + std::to_string(id) + " are not numbers from 0 to 1", where);
     }
-    std::vector<double> values = tensor->to_doubles();
     side.clip_ratio = values.front();
     if (values.size() > 1) side.head_clip_ratios = std::move(values);
   }
-  file.has_clip_ratios = true;
-  file.clip_scalar = *scalar;
 }
 
 void append_extension(const SideTransform& side, const char* read_name, bool per_head, PtDict& entry) {
@@ -95,12 +104,12 @@ void append_extension(const SideTransform& side, const char* read_name, bool per
 }
 
 std::string text_or_empty(const PtValue* dict, const char* name, const std::string& where) {
-  const auto* text = member_of<std::string>(dict, name);
+  const auto* text = optional_member<std::string>(dict, name, where);
   return text == nullptr ? "" : plain_text(*text, std::string("\"") + name + "\"", where);
 }
 
-std::int64_t number_or_zero(const PtValue* dict, const char* name) {
-  const auto* number = member_of<std::int64_t>(dict, name);
+std::int64_t number_or_zero(const PtValue* dict, const char* name, const std::string& where) {
+  const auto* number = optional_member<std::int64_t>(dict, name, where);
   return number == nullptr ? 0 : *number;
 }
 
@@ -126,13 +135,14 @@ void take_codec(const PtValue& root, RotationFile& file, const std::string& wher
   const PtValue* transform = root.find(std::string("transform"));
   const std::string grid = text_or_empty(transform, "codec", where);
   const std::string scale_dtype = text_or_empty(transform, "scale_dtype", where);
-  const std::int64_t group = number_or_zero(transform, "group_size");
+  const std::int64_t group = number_or_zero(transform, "group_size", where);
   file.has_codec = !grid.empty();
   if (file.has_codec) file.codec.grid = grid_from_name(grid);
   if (!scale_dtype.empty()) file.codec.scale_dtype = dtype_from_name(scale_dtype);
   file.codec.group_size = static_cast<int>(std::clamp<std::int64_t>(group, -1, kMostGroup));
   for (const char* name : {"key_levels", "value_levels"}) {
-    if (const std::int64_t levels = number_or_zero(transform, name); levels != 0 && levels != file.codec.levels) {
+    if (const std::int64_t levels = number_or_zero(transform, name, where);
+        levels != 0 && levels != file.codec.levels) {
       file.other_levels = levels;
     }
   }
@@ -155,7 +165,7 @@ void require_known_codec(const RotationFile& file, const std::string& where) {
 void read_provenance(const PtValue& root, RotationFile& file, const std::string& where) {
   const PtValue* told = root.find(std::string("calibration"));
   const auto heads = [&](const char* name) {
-    const std::int64_t count = number_or_zero(told, name);
+    const std::int64_t count = number_or_zero(told, name, where);
     return count > 0 && count < 100000 ? static_cast<int>(count) : 0;
   };
   file.model.id = text_or_empty(told, "model_path", where);
@@ -163,7 +173,7 @@ void read_provenance(const PtValue& root, RotationFile& file, const std::string&
   file.model.num_key_value_heads = heads("global_kv_heads");
   file.model.num_attention_heads = heads("global_q_heads");
   file.calibration.data_sha256 = text_or_empty(told, "prompt_sha256", where);
-  file.calibration.tokens = std::max<std::int64_t>(0, number_or_zero(told, "tokens"));
+  file.calibration.tokens = std::max<std::int64_t>(0, number_or_zero(told, "tokens", where));
 }
 
 /// The version to write: the lowest that holds the layers, or a higher one that was asked for.
@@ -211,22 +221,29 @@ PtValue clip_ratios_of(const RotationPart& set, SideOfLayer side) {
   return {std::move(ratios)};
 }
 
+int id_of(const std::pair<int, SideTransform>& layer) { return layer.first; }
+
 RotationPart combine(const RotationFile& keys, const RotationFile& values, const std::string& where) {
   RotationPart part;
   part.key_objective = keys.objective, part.value_objective = values.objective;
   part.model = keys.model;
   part.calibration = keys.calibration;
   require_known_codec(keys, where), require_known_codec(values, where);
-  if (keys.has_codec && values.has_codec && keys.codec != values.codec) {
-    throw DataError("the key file and the value file have different codecs", where, "use two files of the same fit");
-  }
+  const auto require = [&](bool same, const char* what) {
+    if (same) return;
+    throw DataError(std::string("the key file and the value file have different ") + what, where,
+                    "use two files of the same fit");
+  };
+  const auto same = [](const std::string& a, const std::string& b) { return a.empty() || b.empty() || a == b; };
+  require(same(keys.model.id, values.model.id) && same(keys.model.revision, values.model.revision), "models");
+  require(same(keys.calibration.data_sha256, values.calibration.data_sha256), "calibration data");
+  require(!keys.has_codec || !values.has_codec || keys.codec == values.codec, "codecs");
+  require(std::ranges::equal(keys.layers, values.layers, {}, id_of, id_of), "layers");
   part.key_codec = part.value_codec = values.has_codec ? values.codec : keys.codec;
   part.has_clip_ratios = keys.has_clip_ratios && values.has_clip_ratios;
   part.key_clip_scalar = keys.clip_scalar, part.value_clip_scalar = values.clip_scalar;
   for (std::size_t i = 0; i < keys.layers.size(); ++i) {
-    if (keys.layers.size() != values.layers.size() || keys.layers[i].first != values.layers[i].first) {
-      throw DataError("the key file and the value file have different layers", where, "use two files of the same fit");
-    }
+    if (!values.layers[i].second.mean.empty()) fail("the value file has k_mean, which no reader adds to values", where);
     part.layers.push_back({keys.layers[i].first, keys.layers[i].second, values.layers[i].second});
   }
   return part;
@@ -294,8 +311,8 @@ RotationFile read_rotation_pt(const fs::path& path) {
     file.layers.emplace_back(id, side_from(layer, path.string() + ", layer " + std::to_string(id)));
   }
   if (file.layers.empty()) fail("the file has no layers", path.string());
-  std::ranges::sort(file.layers, {}, [](const auto& layer) { return layer.first; });
-  const auto twice = std::ranges::adjacent_find(file.layers, {}, [](const auto& layer) { return layer.first; });
+  std::ranges::sort(file.layers, {}, id_of);
+  const auto twice = std::ranges::adjacent_find(file.layers, {}, id_of);
   if (twice != file.layers.end()) fail("layer " + std::to_string(twice->first) + " stands twice", path.string());
   take_clip_ratios(root, file, path.string());
   take_codec(root, file, path.string());

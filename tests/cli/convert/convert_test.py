@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """`oscar convert`, read back by the libraries that others use: convert_test.py [ConvertTest.test_…]
 Run by the project's virtual environment; what that lacks is skipped."""
+import copy
 import importlib
 import json
 import os
@@ -204,6 +205,36 @@ class ConvertTest(unittest.TestCase):
         self.refuse(1, "groups of 48 channels do not fit layer 0", "bare", "x")
         tell(VALUES, group_size=128, value_levels=8)
         self.refuse(1, "the codec has 8 levels, and sets have 4", "bare", "x")
+
+    def test_what_one_file_of_two_tells_is_not_passed_over(self):
+        torch = need("torch")
+        self.convert(SAMPLE, "bare", "--to", "pt", "--pt-version", 3)
+        whole = torch.load(self.folder / "bare" / VALUES, weights_only=True)
+
+        def tell(change):
+            file = copy.deepcopy(whole)
+            change(file)
+            torch.save(file, self.folder / "bare" / VALUES)
+
+        def ratios(ratio):
+            return lambda file: file["calibration"]["clip_ratio"].update({1: torch.tensor([ratio])})
+
+        for said, change in (
+                ("have different models", lambda file: file["calibration"].update(model_path="another/model")),
+                ("have different calibration data", lambda file: file["calibration"].update(prompt_sha256="0" * 64)),
+                ('"group_size", or one of another type', lambda file: file["transform"].update(group_size="128")),
+                ('"clip_scalar", or one of another type', lambda file: file["calibration"].update(clip_scalar="1")),
+                ("clip_scalar is not from 0 to 1", lambda file: file["calibration"].update(clip_scalar=float("nan"))),
+                ("ratios of layer 1 are not numbers", lambda file: file["calibration"]["clip_ratio"].pop(1)),
+                ("ratios of layer 1 are not numbers", ratios(float("nan"))), ("ratios of layer 1 are not numbers", ratios(-1)),
+                ("the value file has k_mean", lambda file: file["layers"][1].update(k_mean=torch.ones(1, HEAD_DIM)))):
+            with self.subTest(said):
+                tell(change)
+                self.refuse(1, said, "bare", "x")
+        tell(lambda file: file["calibration"].update(clip_scalar=1, model_revision=None))
+        self.convert("bare", "set")
+        codec = json.loads((self.folder / "set/manifest.json").read_text())["parts"]["rotations"]["codec"]
+        self.assertEqual(codec["clip_scalar"]["value"], 1)
 
     def make_model(self, blocks=LAYERS, head_dim=HEAD_DIM, parts=0):
         gguf, numpy = need("gguf"), need("numpy")

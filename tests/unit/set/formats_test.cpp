@@ -211,6 +211,9 @@ TEST_CASE("read sides, mean keys and the codec of both sides survive every forma
     CHECK(read.key_codec == set.key_codec);
     CHECK(read.value_codec == set.value_codec);
   }
+  layer.value.mean = layer.key.mean;
+  write_part(folder / "h5", set, {.pt = false}, true);
+  CHECK_ERROR((void)read_part(folder / "h5"), DataError, "rotations: values have a mean");
 }
 
 TEST_CASE("a read side of another number of matrices is refused") {
