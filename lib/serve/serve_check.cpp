@@ -327,8 +327,8 @@ ServeCheckReport check_server(const serve::AskServer& ask, const serve::TokenNam
   report.served_model = serve::served_model(ask, options.served_model);
   for (std::size_t i = 0; i < dialogues.size(); ++i) {
     status.progress("prompts", static_cast<std::int64_t>(i), std::ssize(dialogues));
-    dialogues[i].served =
-        ask_continuation(ask, report.served_model, dialogues[i].prompt, options.generated_tokens, names);
+    const int wanted = std::max(options.generated_tokens, static_cast<int>(dialogues[i].answer.size()));
+    dialogues[i].served = ask_continuation(ask, report.served_model, dialogues[i].prompt, wanted, names);
   }
   if (reference.runner != nullptr) {
     status.notice("running the model over the same tokens, with exact attention and with the set");

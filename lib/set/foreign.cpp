@@ -115,8 +115,9 @@ Set read_rotation_gguf(const fs::path& path) {
   const GgufFile file(path);
   std::map<int, LayerRotation> layers;
   for (const GgufTensor& tensor : file.tensors()) {
-    const auto id = number_in(tensor.name, "blk.", ".attn_k_rot.weight");
-    if (!id) continue;
+    auto id = number_in(tensor.name, "blk.", ".attn_k_rot.weight");
+    if (!id) id = number_in(tensor.name, "blk.", ".attn_v_rot.weight");
+    if (!id || layers.contains(*id)) continue;
     const auto matrix = [&](char side) {
       const std::string name = gguf_name(*id, side);
       return MatrixStack::from(file.read(name), path.string() + ", " + name).transposed();
@@ -154,9 +155,12 @@ RotationPart read_rotation_mla(const fs::path& folder) {
     const auto id = number_in(file.path().filename().string(), "layer_", ".pt");
     if (!id) continue;
     const SideTransform latent = latent_from(read_pt(file.path()), file.path().string());
-    layers[*id] = {*id, latent, latent};
+    const auto [layer, first] = layers.try_emplace(*id, LayerRotation{*id, latent, latent});
+    if (!first) {
+      throw DataError("two files are of layer " + std::to_string(*id), file.path().string(), "remove one of them");
+    }
     // Of values: o = o' o_rotation^T must undo the rotation, as q_rotation does for scores.
-    layers[*id].value.mean.clear();
+    layer->second.value.mean.clear();
   }
   RotationPart part = unknown_part();
   part.latent = true;

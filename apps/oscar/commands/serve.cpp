@@ -234,7 +234,8 @@ void add_check_options(CLI::App& command, ServeCheckCommand& c) {
   add(check, "--needles", c.options.needles, "Prompts that repeat a span from their beginning")
       ->check(CLI::Range(0, 4096));
   add(more, "--prompt-tokens", c.options.prompt_tokens, "Of each; more than both windows")->check(kPositive);
-  add(more, "--generate", c.options.generated_tokens, "Tokens to be generated for each")->check(CLI::Range(2, 4096));
+  add(more, "--generate", c.options.generated_tokens, "Tokens to be generated for each; needles have at least 16")
+      ->check(CLI::Range(2, 4096));
   CLI::Option* const reference = command.get_option("--reference");
   add(more, "--min-ratio", c.options.min_ratio, "Reject below this share of the predicted KL")
       ->check(kNonNegative)

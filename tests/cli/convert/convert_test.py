@@ -280,6 +280,9 @@ class ConvertTest(unittest.TestCase):
                        for folder in (SAMPLE, self.folder / "back"))
         self.assertEqual(back, there)
         self.assertIn("key rotations", self.oscar("inspect", "again.gguf").stdout)
+        baked = (self.folder / "baked.gguf").read_bytes().replace(b"oscar.manifest", b"other.manifest")
+        (self.folder / "baked.gguf").write_bytes(baked.replace(b"blk.3.attn_k_rot", b"blk.3.attn_x_rot"))
+        self.refuse(1, "there is no tensor blk.3.attn_k_rot.weight", "baked.gguf", "x")
 
     def test_gguf_of_another_model_is_refused(self):
         self.make_model(blocks=2)
@@ -312,6 +315,8 @@ class ConvertTest(unittest.TestCase):
         self.refuse(1, "what llama.cpp cannot use", "mla", "x.gguf", "--into", "mla/layer_0.pt")
         self.refuse(1, "which version 1 cannot hold", "mla", "x", "--to", "pt", "--pt-version", "1")
         self.refuse(1, "an MLA cache has one row for all", SAMPLE, "x", "--to", "mla")
+        torch.save(-latent, self.folder / "mla/layer_05.pt")
+        self.refuse(1, "two files are of layer 5", "mla", "x")
 
     def test_what_cannot_be_converted_is_told(self):
         (self.folder / "page.pt").write_text("<html>")

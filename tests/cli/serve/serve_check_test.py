@@ -64,8 +64,9 @@ class ServeCheckTest(unittest.TestCase):
 
     def test_rejects_a_server_that_does_not_quantise(self):
         with self.exact() as server:
-            code, report, _ = check(server)
+            code, report, _ = check(server, generate="8")
         self.assertEqual((code, report["verdict"]), (3, "rejected"))
+        self.assertEqual(report["positions"], 3 * 7 + 2 * 15)  # of needles as many as their answers have
         self.assertLess(report["measured_kl"], 0.1 * report["predicted_kl"])
         self.assertIn("its cache is not quantised", report["reasons"][0])
 
