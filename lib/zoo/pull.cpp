@@ -115,7 +115,7 @@ class Pull {
   PullResult run() {
     if (const auto known = known_content()) {
       if (const auto manifest = find_set(cache_.set_folder(*known), *known)) {
-        if (zoo_.remote && !offline_ && name_.manifest_sha256.empty()) {
+        if (zoo_.remote && !offline_ && (name_.manifest_sha256.empty() || options_.trust.needed())) {
           status_.notice("from the cache; --refresh asks the zoo again");
         }
         check_trust(*manifest, nullptr);
@@ -133,7 +133,8 @@ class Pull {
   /// What the name stands for, as far as this can be told without asking the zoo.
   [[nodiscard]] std::optional<std::string> known_content() const {
     const bool pinned = !name_.manifest_sha256.empty();
-    const bool ask = !pinned && !offline_ && (options_.refresh || !zoo_.remote);
+    // Of an exact content only the signatures can have changed.
+    const bool ask = (!pinned || options_.trust.needed()) && !offline_ && (options_.refresh || !zoo_.remote);
     if (ask) return std::nullopt;
     const auto known = pinned ? std::optional(name_.manifest_sha256) : cache_.recall(zoo_.text(), asked_);
     // A signature that was never fetched is the zoo's to tell.
@@ -149,7 +150,7 @@ class Pull {
     const Source source{*transport, entry.path};
     if (const auto cached = find_set(cache_.set_folder(entry.manifest_sha256), entry.manifest_sha256)) {
       check_trust(*cached, &source);
-      if (!options_.out) cache_.remember(zoo_.text(), asked_, cached->sha256);
+      if (!options_.out) remember(*cached);
       return deliver_cached(*cached);
     }
     return deliver(fetch_manifest(*transport, entry, options_.transfer, status_), source);
@@ -189,7 +190,7 @@ class Pull {
     status_.notice("made a set of files that are not ours; its manifest says what they do not tell");
     if (!options_.out) {
       place_folder(made, cache_.set_folder(manifest.sha256));
-      cache_.remember(zoo_.text(), asked_, manifest.sha256);
+      remember(manifest);
     }
     PullResult delivered = deliver_from(options_.out ? made : cache_.set_folder(manifest.sha256), manifest);
     delivered.fetched = true;
@@ -267,8 +268,13 @@ class Pull {
       fetch_examined(source, manifest, partial, {options_.transfer, true});
       place_folder(partial, target);
     }
-    cache_.remember(zoo_.text(), asked_, manifest.sha256);
+    remember(manifest);
     return result(target, manifest, fetch);
+  }
+
+  /// A zoo in a folder is asked every time.
+  void remember(const SetManifest& manifest) const {
+    if (zoo_.remote) cache_.remember(zoo_.text(), asked_, manifest.sha256);
   }
 
   PullResult deliver_cached(const SetManifest& manifest) {
@@ -303,22 +309,22 @@ class Pull {
 
   /// By way of the cache's partial folder: there the next pull finds what this one had when it was cut off.
   PullResult fetch_to(const fs::path& target, const SetManifest& manifest, const Source& source) {
-    { const AtomicFolder refused_in_time(target, replaceable_set(options_.force)); }
     std::optional<Descriptor> lock;
     try {
       lock.emplace(lock_file(cache_.lock_of(manifest.sha256), true));
     } catch (const IoError&) {  // no cache can be kept here: a pull that is cut off begins anew
       return copy_to(target, manifest, source, true);
     }
+    // Another process may have fetched it while this one waited.
+    if (find_set(target, manifest.sha256)) return result(target, manifest, false);
+    { const AtomicFolder refused_in_time(target, replaceable_set(options_.force)); }
     const fs::path partial = cache_.partial_folder(manifest.sha256);
     fetch_examined(source, manifest, partial, {options_.transfer, true});
     AtomicFolder folder(target, replaceable_set(options_.force));
     std::error_code error;
     fs::rename(partial, folder.path(), error);
     if (error) {  // another file system
-      fs::copy(partial, folder.path(), fs::copy_options::recursive, error);
-      if (error)
-        throw IoError("cannot write: " + error.message(), target.string(), "free some disk space, then run again");
+      fetch_set(*make_folder_transport(partial), "", manifest, folder.path(), {options_.transfer}, status_);
       fs::remove_all(partial, error);
     }
     folder.commit();

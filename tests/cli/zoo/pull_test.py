@@ -7,6 +7,7 @@ import json
 import resource
 import signal
 import socket
+import subprocess
 import tempfile
 import time
 import unittest
@@ -50,6 +51,7 @@ class PullTest(ZooTest):
         self.assertEqual((first["name"], first["fetched"]), ("test/tiny:latest", False))
         self.published(seed=2)
         self.pulled(self.zoo)  # a folder is asked every time
+        self.assertFalse((self.cache / "names").exists())
 
     def test_a_set_that_no_reader_may_have_comes_with_a_warning(self):
         self.published(verdict="rejected")
@@ -281,14 +283,24 @@ class PullTest(ZooTest):
             self.pulled(url, "--out", Path(folder) / "set")
         self.assertEqual(list((self.cache / "partial").glob("*")), [])
 
+    def test_a_full_disk_is_told(self):
+        self.published()
+        small = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=300k none "$0" && "$@"', self.folder / "set-1"]
+        if subprocess.run([*small, "true"], capture_output=True).returncode:
+            self.skipTest("no file system can be mounted here")
+        done = subprocess.run([*small, *self.command("pull", NAME, "--zoo", self.zoo, "--out", self.folder / "set-1/out")],
+                              capture_output=True, text=True, env=self.environment)
+        self.assertEqual((done.returncode, "No space left on device" in done.stderr), (1, True), done.stderr)
+
     def test_two_at_once_fetch_once(self):
         self.published()
-        with (server := self.serving({REMOTE_KEYS: [lambda server, *rest: (time.sleep(0.5), server.honest(*rest))]})) as url:
-            running = [self.start_oscar("pull", NAME, "--zoo", url) for _ in range(4)]
-            outputs = [process.communicate(timeout=60) for process in running]
-        self.assertEqual([process.returncode for process in running], [0] * 4, outputs)
-        self.assertEqual(len({out for out, _ in outputs}), 1)
-        self.assertEqual((server.count("index.json"), server.count(REMOTE_KEYS)), (4, 1))
+        for more in (("--out", self.out), ()):
+            with (server := self.serving({REMOTE_KEYS: [lambda server, *rest: (time.sleep(0.5), server.honest(*rest))]})) as url:
+                running = [self.start_oscar("pull", NAME, "--zoo", url, *more) for _ in range(4)]
+                outputs = [process.communicate(timeout=60) for process in running]
+            self.assertEqual([process.returncode for process in running], [0] * 4, outputs)
+            self.assertEqual(len({out for out, _ in outputs}), 1)
+            self.assertEqual((server.count("index.json"), server.count(REMOTE_KEYS)), (4, 1))
 
     def interrupted(self, server, path, *more):
         """Ctrl-C once `path` was asked for."""

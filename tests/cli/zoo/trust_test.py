@@ -85,10 +85,17 @@ class TrustTest(ZooTest):
         first, first_public = self.key()
         second, second_public = self.key("second")
         self.publish(first)
+        exact = f"{NAME}@sha256:{self.entry()['manifest']['sha256']}"
+        self.succeed("pull", exact, "--zoo", self.zoo, "--key", first_public)
         self.publish(second)
         self.assertEqual(len(json.loads((self.zoo / SIGNATURE).read_text())["signatures"]), 2)
         for public in (first_public, second_public):
-            self.succeed("pull", NAME, "--zoo", self.zoo, "--key", public)
+            for name in (exact, NAME):
+                self.succeed("pull", name, "--zoo", self.zoo, "--key", public)
+        third, third_public = self.key("third")
+        self.publish(third)
+        with FileServer(read_folder(self.zoo)) as url:
+            self.succeed("pull", exact, "--zoo", url, "--key", third_public, "--refresh")
         make_set(self.folder / "set-3", 3)
         self.succeed("publish", self.folder / "set-3", "--zoo", self.zoo, "--name", NAME, "--force")
         self.assertNotIn("signed_by", self.entry())
