@@ -103,7 +103,7 @@ bool CurlHandle::may_pass(CURLcode code) const {
   switch (code) {
     case CURLE_OK:
     case CURLE_HTTP_RETURNED_ERROR:
-      return answer == 408 || answer == 429 || answer == 500 || (answer >= 502 && answer <= 504);
+      return answer == 408 || answer == 429 || answer >= 500;
     case CURLE_PARTIAL_FILE:
     case CURLE_RECV_ERROR:
     case CURLE_SEND_ERROR:

@@ -147,7 +147,9 @@ StoreLocation hub_endpoint() {
   return location;
 }
 
-std::string hub_files(const HubAddress& address) { return address.repository + "/resolve/" + address.revision; }
+std::string hub_files(const HubAddress& address) {
+  return address.repository + "/resolve/" + percent_encoded(address.revision, false);
+}
 
 std::string hub_api(const HubAddress& address) {
   return std::string("api/") + (is_dataset(address.repository) ? "" : "models/") + address.repository;

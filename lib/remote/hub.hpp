@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 // The Hugging Face Hub: what hf://ORG/REPO[/FOLDER][@REVISION], or hf://datasets/ORG/REPO…, means in requests to it,
 // and a repository as a server of files. The hub is asked once which commit a branch or tag is; all files are of that
-// commit, whatever is pushed meanwhile. HF_ENDPOINT names another hub. The token in HF_TOKEN, or the one that
-// `hf auth login` keeps in a file, is sent to the hub and to nobody else. Non-goal: the xet protocol.
+// commit, whatever is pushed meanwhile (those of a zoo are of the branch, and its index knows them). HF_ENDPOINT names
+// another hub. The token in HF_TOKEN, or the one that `hf auth login` keeps in a file, is sent to the hub and to nobody
+// else. Non-goal: the xet protocol.
 //
 // Addresses as places: hf://ORG/REPO[@REVISION] and http(s)://HOST/PATH. Servers and
 // their connections are kept for the process's life, and so is the commit that a revision was when it was first asked
@@ -46,7 +47,7 @@ struct HubAddress {
 
 /// The hub itself: HF_ENDPOINT or https://huggingface.co, with the token (over TLS, or to this machine).
 [[nodiscard]] StoreLocation hub_endpoint();
-/// The files of a repository, below the endpoint: "ORG/REPO/resolve/<revision>".
+/// The files of a repository, below the endpoint, as in a URL: "ORG/REPO/resolve/<revision>".
 [[nodiscard]] std::string hub_files(const HubAddress& address);
 /// Returns the path, below the endpoint, of what the hub answers about a repository.
 [[nodiscard]] std::string hub_api(const HubAddress& address);

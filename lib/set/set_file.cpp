@@ -210,9 +210,8 @@ void require_finite(const RotationPart& part, const std::string& where) {
   };
   for (const LayerRotation& layer : part.layers) {
     for (const SideTransform* side : {&layer.key, &layer.value}) {
-      if (sane(side->rotation.data) && sane(side->read_rotation.data) && finite(side->rotation.data) &&
-          finite(side->read_rotation.data) && finite(side->mean) && finite(side->eigenvalues) &&
-          finite(side->covariance.data) && finite(side->query_covariance.data)) {
+      if (sane(side->rotation.data) && sane(side->read_rotation.data) && finite(side->mean) &&
+          finite(side->eigenvalues) && finite(side->covariance.data) && finite(side->query_covariance.data)) {
         continue;
       }
       throw DataError("layer " + std::to_string(layer.layer_id) + " has values that are NaN, infinite or beyond reason",

@@ -92,7 +92,7 @@ HubStore::HubStore(const std::string& zoo, const TransferOptions& options, Statu
 
 StoredDocument HubStore::read(const std::string& path) {
   HubRepository now = ask_hub(address_, options_, status_);
-  const std::string url = hub_.url + "/" + percent_encoded(hub_files(now.pinned) + "/" + in_repository(path));
+  const std::string url = hub_.url + "/" + hub_files(now.pinned) + "/" + percent_encoded(in_repository(path));
   const HttpAnswer answer = call({"GET", url, {}, "", {}});
   if (answer.status != 200 && answer.status != 404) refuse(answer, url);
   return {answer.status == 200 ? answer.body : "", std::move(now)};
@@ -102,7 +102,7 @@ void HubStore::put(const std::string& path, const fs::path& file, const FileDige
   std::string sample(std::min<std::uint64_t>(digest.size, kSampleBytes), '\0');
   read_at(file, 0, std::as_writable_bytes(std::span(sample)));
   const Json entry{{"path", in_repository(path)}, {"sample", to_base64(sample)}, {"size", digest.size}};
-  const Json answer = post(api("preupload/" + address_.revision), Json{{"files", Json::array({entry})}}.dump());
+  const Json answer = post(api("preupload"), Json{{"files", Json::array({entry})}}.dump());
   if (member(first_of(member(answer, "files")), "uploadMode") != "lfs") return put_text(path, read_text(file));
   upload(file, digest);
   operations_.push_back(
@@ -134,21 +134,20 @@ bool HubStore::commit(const std::string& path, const std::string& text, const st
     lines += Json{{"key", "deletedFile"}, {"value", {{"path", file}}}}.dump() + "\n";
   }
   lines += text_operation(path, text).dump() + "\n";
-  const HttpAnswer answer =
-      call({"POST", api("commit/" + address_.revision), {"Content-Type: application/x-ndjson"}, lines, {}});
+  const HttpAnswer answer = call({"POST", api("commit"), {"Content-Type: application/x-ndjson"}, lines, {}});
   if (answer.status == 412 || answer.status == 409) return false;
   if (answer.status != 200) refuse(answer, where(path));
   return true;
 }
 
 std::string HubStore::where(const std::string& path) const {
-  return hub_.url + "/" + hub_files(address_) + "/" + in_repository(path);
+  return hub_.url + "/" + hub_files(address_) + "/" + percent_encoded(in_repository(path));
 }
 
 std::string HubStore::in_repository(const std::string& path) const { return join_path(address_.folder, path); }
 
 std::string HubStore::api(const std::string& what) const {
-  return hub_.url + "/" + percent_encoded(hub_api(address_) + "/" + what);
+  return hub_.url + "/" + hub_api(address_) + "/" + what + "/" + percent_encoded(address_.revision, false);
 }
 
 Json HubStore::text_operation(const std::string& path, const std::string& text) const {

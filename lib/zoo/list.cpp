@@ -53,7 +53,7 @@ StoreLocation zoo_location(const std::string& zoo) {
   if (is_hub_address(zoo)) {
     const HubAddress address = parse_hub_address(zoo);
     StoreLocation location = hub_endpoint();
-    location.url += "/" + join_path(hub_files(address), address.folder);
+    location.url += "/" + join_path(hub_files(address), percent_encoded(address.folder));
     return location;
   }
   // Both ends that people paste: "…/zoo/" and "…/zoo/index.json".

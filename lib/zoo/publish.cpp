@@ -163,11 +163,7 @@ struct ToPublish {
     if (fs::exists(own) && add(read_text(own), own.string()) > 0) {
       throw DataError("a signature of the manifest is wrong", own.string(), "remove the file, and sign with --sign");
     }
-    if (!options.sign.empty()) {
-      const auto mine = sign_manifest(manifest.text, options.sign);
-      std::erase_if(all, [&](const auto& other) { return other.first == mine.first; });
-      all.push_back(mine);
-    }
+    if (!options.sign.empty()) all.push_back(sign_manifest(manifest.text, options.sign));
     return signature_text(manifest.text, all);
   }
 
@@ -213,7 +209,7 @@ PublishResult publish_to_folder(const ToPublish& publication, const fs::path& zo
   const std::string signature = publication.signature(published, signed_copy.string());
   const ZooEntry entry = publication.entry(signature);
   if (publication.is_in(before) && find_set(target, publication.manifest.sha256) && signature == published &&
-      before->signed_by == entry.signed_by && publication.options.sign.empty()) {
+      before->signed_by == entry.signed_by) {
     publication.status.notice("the zoo has exactly this set already: " + publication.name.text());
     return {publication.name.text(), target, *before, false};
   }
@@ -259,8 +255,7 @@ PublishResult publish_to_hub(const ToPublish& publication, HubStore& hub) {
   const std::string published = hub.read(signed_copy).text;
   const std::string signature = publication.signature(published, hub.where(signed_copy));
   const ZooEntry entry = publication.entry(signature);
-  if (publication.is_in(before) && signature == published && before->signed_by == entry.signed_by &&
-      publication.options.sign.empty()) {
+  if (publication.is_in(before) && signature == published && before->signed_by == entry.signed_by) {
     publication.status.notice("the zoo has exactly this set already: " + name.text());
     return {name.text(), where, *before, false};
   }

@@ -219,10 +219,21 @@ class HubTest(ZooTest):
                 self.assertNotIn("Authorization", headers)
         self.assertEqual(hub.files[f"{NAME}/latest/{KEYS}"], (self.folder / "set-2" / KEYS).read_bytes())
 
+    def test_folders_and_branches_have_names_of_any_letters(self):
+        make_set(self.folder / "set", 1)
+        zoo = ("--zoo", f"hf://{REPOSITORY}/my #1@zoos/first")
+        with WritableHub(REPOSITORY, {}, token=SECRET, branch="zoos/first") as hub:
+            env = {"HF_ENDPOINT": hub.url, "HF_TOKEN": SECRET}
+            self.succeed("publish", "set", *zoo, "--name", NAME, env=env)
+            self.assertIn(NAME, self.succeed("zoo", "list", *zoo, env=env).stdout)
+            self.same(read_folder(self.succeed("pull", NAME, *zoo, env=env).stdout.strip()), read_folder(self.folder / "set"))
+
     def test_two_can_sign(self):
         with WritableHub(REPOSITORY, {"README.md": b"# Zoo\n"}, token=SECRET) as hub:
-            for name in ("first", "second"):
-                self.published_at(hub, NAME, "--sign", self.key(name)[0])
+            first, second = (self.key(name)[0] for name in ("first", "second"))
+            for key in (first, second, first):
+                done = self.published_at(hub, NAME, "--sign", key)
+            self.assertIn("exactly this set already", done.stderr)
             self.assertEqual(len(json.loads(hub.files[f"{NAME}/latest/signature.json"])["signatures"]), 2)
             hub.files[f"{NAME}/latest/signature.json"] = b"{"  # broken: publishing again repairs it
             self.assertIn("count as absent", self.published_at(hub).stderr)

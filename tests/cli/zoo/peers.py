@@ -244,8 +244,9 @@ class Hub:
     as huggingface.co does. files: {path: bytes}; those of `lfs_from` bytes and more are large, other than text."""
     COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
-    def __init__(self, repository, files, lfs_from=1000, token=None):
+    def __init__(self, repository, files, lfs_from=1000, token=None, branch="main"):
         self.repository, self.files, self.lfs_from, self.token = repository, dict(files), lfs_from, token
+        self.branch = urllib.parse.quote(branch, safe="")
         self.seen, self.storage_headers = [], []
         outer = self
 
@@ -275,16 +276,17 @@ class Hub:
         self.storage.__exit__()
 
     def answer(self, request):
-        path = urllib.parse.unquote(urllib.parse.urlsplit(request.path).path)
-        self.seen.append((request.command, path, request.headers.get("Authorization")))
+        path = urllib.parse.urlsplit(request.path).path
+        self.seen.append((request.command, urllib.parse.unquote(path), request.headers.get("Authorization")))
         if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":
             return self.reply(request, 401, b'{"error":"Invalid credentials in Authorization header"}')
         api, resolve = f"/api/models/{self.repository}", f"/{self.repository}/resolve/"
-        if path in (api, f"{api}/revision/main", f"{api}/revision/{self.COMMIT}"):
+        if path in (api, f"{api}/revision/{self.branch}", f"{api}/revision/{self.COMMIT}"):
             return self.reply_json(request, self.about("blobs" in urllib.parse.urlsplit(request.path).query))
         if path.startswith(resolve):
             revision, _, name = path[len(resolve):].partition("/")
-            if revision in ("main", self.COMMIT) and name in self.files:
+            name = urllib.parse.unquote(name)
+            if revision in (self.branch, self.COMMIT) and name in self.files:
                 return self.resolve(request, name)
         return self.reply(request, 404, b'{"error":"Entry not found"}', X_Error_Code="EntryNotFound")
 
@@ -353,7 +355,7 @@ class WritableHub(Hub):
         if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":
             return self.reply(request, 401, b"{}")
         api = f"/api/models/{self.repository}"
-        if request.path == f"{api}/preupload/main":
+        if request.path == f"{api}/preupload/{self.branch}":
             modes = [{"path": file["path"], "shouldIgnore": False,
                       "uploadMode": "lfs" if file["size"] >= self.lfs_from else "regular"}
                      for file in json.loads(body)["files"]]
@@ -361,7 +363,7 @@ class WritableHub(Hub):
         if request.path == f"/{self.repository}.git/info/lfs/objects/batch":
             return self.reply_json(request, {"transfer": "basic", "objects": [self.lfs_object(wanted)
                                                                             for wanted in json.loads(body)["objects"]]})
-        if request.path == f"{api}/commit/main":
+        if request.path == f"{api}/commit/{self.branch}":
             return self.take_commit(request, [json.loads(line) for line in body.splitlines()])
         return self.reply(request, 404, b"{}")
 

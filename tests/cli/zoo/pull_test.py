@@ -33,12 +33,12 @@ class PullTest(ZooTest):
 
     def test_over_http_gives_back_bit_identical_files(self):
         files = self.published()
-        with self.serving() as url:
+        with self.serving(files={f"by@me/{path}": content for path, content in read_folder(self.zoo).items()}) as url:
             done = self.pulled(url)
             self.assertEqual(done.stdout.count("\n"), 1)
             self.assertTrue(done.stdout.startswith(f"{self.cache}/sets/"))
             self.assertIn("fetched test/tiny:latest", done.stderr)
-            done = self.succeed("pull", NAME, "--zoo", url + "/", "--out", "my folder/set", "--quiet")
+            done = self.succeed("pull", NAME, "--zoo", url + "/by@me/", "--out", "my folder/set", "--quiet")
             self.assertEqual((done.stdout, done.stderr), (f"{self.folder}/my folder/set\n", ""))
         self.assertEqual(read_folder(self.folder / "my folder/set"), files)
 
@@ -101,12 +101,12 @@ class PullTest(ZooTest):
     def test_tries_again_after_503_429_and_lost_connections(self):
         self.published()
         behave = {"index.json": [peers.status(503, Retry_After="2")], REMOTE_KEYS: [peers.status(429), peers.announce(1, 0.5)],
-                  MANIFEST: [peers.announce(None, 0.5)]}
+                  MANIFEST: [peers.announce(None, 0.5), peers.status(507)]}
         begun = time.monotonic()
         with self.serving(behave) as url:
             done = self.pulled(url)
         self.assertGreater(time.monotonic() - begun, 2)  # as the server asks; by itself pull waits half a second
-        for reason in ("HTTP 503", "HTTP 429", "trying again"):
+        for reason in ("HTTP 503", "HTTP 507", "HTTP 429", "trying again"):
             self.assertIn(reason, done.stderr)
         with (server := self.serving({"index.json": [peers.status(503)]}, forever=True)) as url:
             done = self.run_oscar("pull", NAME, "--zoo", url, *QUICK)

@@ -88,6 +88,7 @@ class TrustTest(ZooTest):
         exact = f"{NAME}@sha256:{self.entry()['manifest']['sha256']}"
         self.succeed("pull", exact, "--zoo", self.zoo, "--key", first_public)
         self.publish(second)
+        self.assertIn("already", self.publish(first).stderr)
         self.assertEqual(len(json.loads((self.zoo / SIGNATURE).read_text())["signatures"]), 2)
         for public in (first_public, second_public):
             for name in (exact, NAME):
