@@ -43,11 +43,11 @@ void AttentionErrors::add(const AttentionErrors& other) {
 
 void check_codec(const RowCodec& codec) {
   if (codec.levels < 2 || codec.levels > 256) {
-    throw UsageError("cannot quantise to " + std::to_string(codec.levels) + " levels", "--levels", "choose 2 to 256");
+    throw UsageError("cannot quantise to " + std::to_string(codec.levels) + " levels", "levels", "choose 2 to 256");
   }
   if (codec.grid == Grid::kLloydMax && codec.levels != 4) {
-    throw UsageError("codec lloyd-max has 4 levels, not " + std::to_string(codec.levels), "--levels",
-                     "use --codec minmax for other numbers of levels");
+    throw UsageError("codec lloyd-max has 4 levels, not " + std::to_string(codec.levels), "levels",
+                     "use minmax for other numbers of levels");
   }
   if (!is_activation_dtype(codec.scale_dtype)) {
     throw UsageError("scales cannot be " + std::string(name_of(codec.scale_dtype)), "--scale-dtype",

@@ -229,8 +229,8 @@ void add_common_options(CLI::App& app, Context& context) {
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();
   app.add_flag("--progress{auto},--no-progress{none}", common.progress,
-               "auto: a bar on a terminal, elsewhere a line every 30 seconds; --progress=plain: lines, every 5 seconds "
-               "and where a stage ends")
+               "auto: a bar on a terminal, elsewhere a line every 30 seconds, and where a stage that was told of ends; "
+               "--progress=plain: lines, every 5 seconds and where any stage ends")
       ->check(CLI::IsMember({"auto", "plain", "none"}));
   app.add_flag("-q,--quiet", common.quiet, "Say nothing but warnings and errors");
   app.add_flag("-v,--verbose", common.verbose, "Say more");

@@ -47,8 +47,8 @@ class Console : public Status {
  public:
   struct Options {
     bool quiet = false, verbose = false;
-    /// auto: a bar on a terminal, elsewhere a line every 30 seconds; plain: lines every 5 seconds and where a stage
-    /// ends; none.
+    /// auto: a bar on a terminal, elsewhere a line every 30 seconds, and where a stage that was told of ends; plain:
+    /// lines every 5 seconds and where any stage ends; none.
     std::string progress = "auto";
   };
   explicit Console(Options options);

@@ -135,7 +135,7 @@ void check_chunk(const DumpChunk& chunk) {
   std::int64_t left = q[0];  // a sum could overflow
   const bool fit = std::all_of(lens.begin(), lens.end(), [&](std::int64_t n) { return n > 0 && (left -= n) >= 0; });
   if (!fit || left != 0) {
-    fail("the sequence lengths do not add up to " + plural(q[0], "token"), chunk.q.file);
+    fail("sequence lengths are below 1 or do not add up to " + plural(q[0], "token"), chunk.q.file);
   }
 }
 

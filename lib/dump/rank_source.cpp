@@ -116,7 +116,7 @@ std::vector<SequenceRange> sequences_of(const std::vector<std::int64_t>& lengths
   std::int64_t rest = tokens;  // a sum could overflow
   const bool fit = std::ranges::all_of(lengths, [&](std::int64_t n) { return n > 0 && (rest -= n) >= 0; });
   if (!fit || rest != 0) {
-    throw DataError("the sequence lengths do not add up to " + plural(tokens, "token"), where, "dump again");
+    throw DataError("sequence lengths are below 1 or do not add up to " + plural(tokens, "token"), where, "dump again");
   }
   std::vector<SequenceRange> ranges;
   std::int64_t left = limits.max_tokens > 0 ? limits.max_tokens : tokens, begin = 0;

@@ -47,7 +47,7 @@ using Intervals = std::map<std::string, Interval>;
 
 /// Errors of attention over a quantised cache against exact attention; definitions in kernels/README.md.
 struct AttentionMetrics {
-  std::optional<double> k_sqnr_db, v_sqnr_db;  // of tokens outside the windows; none if every token lies in a window
+  std::optional<double> k_sqnr_db, v_sqnr_db;  // of tokens outside the windows; none if there are none, or no error
   double logit_nmse = 0, softmax_kl = 0, softmax_kl_p99 = 0;
   double output_rel_error = 0, output_rel_error_k_only = 0, output_rel_error_v_only = 0;
   double output_cosine = 1, output_cosine_k_only = 1, output_cosine_v_only = 1;

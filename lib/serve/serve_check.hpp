@@ -5,7 +5,7 @@
 //   POST /v1/completions  {"model", "prompt": [ids], "max_tokens", "temperature": 0, "logprobs": 5, "echo", ...}
 // Non-goals: chat templates of our own, streaming.
 //
-// Does a running server use this rotation set? It continues prompts greedily, and the same tokens get probabilities
+// Does a running server use this set? It continues prompts greedily, and the same tokens get probabilities
 //   from the model      with exact attention, and once more as a server with this set would: prompts read exactly,
 //                       generated tokens over the packed cache. A server that does not quantise has a measured KL near
 //                       0 and no agreement with the set, one with another rotation or codec changes other things
@@ -60,8 +60,8 @@ struct ServedPosition {
 /// Stretches of the texts that follow each other, of `length` tokens each, `most` at most.
 [[nodiscard]] std::vector<TokenSequence> cut_prompts(const std::vector<TokenSequence>& texts, int length, int most);
 
-/// The name to ask for: `wanted`, or the only one. Throws UsageError that lists the names if `wanted` is none of them,
-/// DataError for an answer that is not of this interface.
+/// The name to ask for: `wanted`, or the server's first. Throws UsageError that lists the names if `wanted` is none of
+/// them, DataError for an answer that is not of this interface.
 [[nodiscard]] std::string served_model(const AskServer& ask, const std::string& wanted);
 
 /// The server's greedy continuation; shorter if it ends, or where a token has no id. Throws DataError for an answer
@@ -76,7 +76,7 @@ struct ServedPosition {
                                                      const TokenSequence& tokens, std::size_t first,
                                                      const TokenNames& names);
 
-// What a server said beside what exact attention, and a rotation set, give the same tokens (serve_compare.cpp). At
+// What a server said beside what exact attention, and a set, give the same tokens (serve_compare.cpp). At
 // every generated position but the first (which the prompt alone decides), over the tokens that the server lists, the
 // rest as one token:
 //   measured   mean KL(exact || server)      predicted  mean KL(exact || set)

@@ -104,7 +104,7 @@ def served(kind, change):
 
 # Of a server's dump nothing but the files themselves tells. What is said of some:
 SAYS = {"k-fewer": "different numbers of tokens: q ", "v-more": "different numbers of tokens", "k-dim": "different head dimensions", "k-int": "of int32",
-        "q-empty": "the tensor is empty", "k-heads": "do not divide into groups", "lens-sum": "do not add up to 400 tokens", "missing": "layer_1/k/2.pt",
+        "q-empty": "the tensor is empty", "k-heads": "do not divide into groups", "lens-sum": "do not add up to 400 tokens", "lens-zero": "below 1", "missing": "layer_1/k/2.pt",
         "empty-layer": "no chunks", "no-layers": "no layer_<id> folders", "cut": "layer_1/q/2.pt"}
 SERVED = {
     "k-fewer": served("k", lambda rows: rows[:300].clone()),

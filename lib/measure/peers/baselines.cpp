@@ -67,7 +67,7 @@ const Peer& peer_named(const std::string& name) {
   if (found != peers().end()) return *found;
   std::string known;
   for (const Peer& peer : peers()) known += (known.empty() ? "" : ", ") + peer.name;
-  throw UsageError("unknown method \"" + name + "\"", "--compare", "choose from " + known + "; or all, none");
+  throw UsageError("unknown method \"" + name + "\"", "--compare", "choose from " + known + "; or all, or none, alone");
 }
 
 MatrixStack hadamard_baseline_matrix(int dim) {
