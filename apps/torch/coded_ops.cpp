@@ -12,9 +12,6 @@
 //            operands, planes, bytes of a token, bytes of the reader's tables
 //   tables   uint8: the reader's and the writer's, if for_gpu, then the format; made on the CPU, used beside the pages
 //   pages    uint8 (pages, page_size, bytes of a token): each page is dense, and its bytes are planes, not rows
-//   k_norm_weight, norm_epsilon, positions, cos_sin, interleaved, k_finished: what oscar_norm_rope has. float32 or
-//            bfloat16: k_norm_weight (head_dim), cos_sin (any number, rotary_dim). int32 or int64: positions (tokens).
-//            bfloat16: k_finished (tokens, num_kv_heads, head_dim), to be written; it may be k itself
 //   slots    int32 (tokens): page * page_size + token, negative: not written
 //   page_table, window_pages (sequences, pages of each), lengths and window_lengths (sequences): int32
 //   k_window, v_window  bfloat16 (pages, page_size, num_kv_heads, head_dim), rows dense
@@ -138,61 +135,12 @@ void check_pages(const Tensor& pages, const Tensor& like, const oscar_coded_layo
     fail("pages must be (pages, page_size, ", layout.token_bytes, ") with dense pages");
 }
 
-/// x (tokens, num_kv_heads, head_dim); rotation (head_dim, head_dim) or one for each head; mean float32 (1 or heads,
-/// head_dim).
-oscar_coded_rows side_of(const std::optional<Tensor>& x, const std::optional<Tensor>& rotation,
-                         const std::optional<Tensor>& mean, const char* name, const Tensor& slots,
+/// x (tokens, num_kv_heads, head_dim)
+oscar_coded_rows side_of(const std::optional<Tensor>& x, const char* name, const Tensor& slots,
                          const oscar_coded_layout& layout) {
-  oscar_coded_rows rows{};
-  if (!x) return rows;
-  const int64_t heads = layout.num_kv_heads, dim = layout.head_dim;
-  const oscar_bf16_rows own = target_of(*x, name, slots, heads, dim);
-  rows.x = own.data, rows.x_token_stride = own.token_stride, rows.x_head_stride = own.head_stride;
-  if (rotation) {
-    check_tensor(*rotation, "rotation", slots, rotation->dim() == 2 ? 2 : 3, ScalarType::BFloat16);
-    if (!(rotation->size(-1) == dim && rotation->size(-2) == dim && rotation->stride(-2) == dim))
-      fail("the rotation of ", name, " must be dense (", dim, ", ", dim, ")");
-    const bool one = rotation->dim() == 2 || rotation->size(0) == 1;
-    if (!(one || rotation->size(0) == heads))
-      fail("the rotation of ", name, " has ", rotation->size(0), " heads, not ", heads);
-    rows.rotation = rotation->data_ptr(), rows.rotation_head_stride = one ? 0 : 2 * rotation->stride(0);
-  }
-  if (mean) {
-    check_tensor(*mean, "mean", slots, 2, ScalarType::Float);
-    if (!(mean->size(1) == dim && (mean->size(0) == 1 || mean->size(0) == heads)))
-      fail("the mean of ", name, " is ", shape_of(*mean), ", not [", heads, ", ", dim, "]");
-    rows.mean = mean->const_data_ptr<float>(), rows.mean_head_stride = mean->size(0) == 1 ? 0 : 4 * mean->stride(0);
-  }
-  return rows;
-}
-
-/// See coded_ops.cpp.
-oscar_norm_rope norm_rope_of(const std::optional<Tensor>& weight, double epsilon,
-                             const std::optional<Tensor>& positions, const std::optional<Tensor>& cos_sin,
-                             bool interleaved, const std::optional<Tensor>& finished, const Tensor& slots,
-                             const oscar_coded_layout& layout) {
-  oscar_norm_rope out{};
-  if (weight) {
-    check_tensor(*weight, "k_norm_weight", slots, 1, weight->scalar_type());
-    if (weight->size(0) != layout.head_dim)
-      fail("k_norm_weight has ", weight->size(0), " channels, not ", layout.head_dim);
-    out.norm_weight = weight->data_ptr(), out.norm_dtype = dtype_of(*weight, "k_norm_weight");
-    out.norm_epsilon = static_cast<float>(epsilon);
-  }
-  if (positions.has_value() != cos_sin.has_value()) fail("positions and cos_sin must be given together");
-  if (interleaved && !cos_sin) fail("interleaved pairs need cos_sin");
-  if (cos_sin) {
-    check_tensor(*cos_sin, "cos_sin", slots, 2, cos_sin->scalar_type());
-    if (!cos_sin->is_contiguous()) fail("cos_sin is not contiguous");
-    const bool is_long = positions->scalar_type() == ScalarType::Long;
-    check_tensor(*positions, "positions", slots, 1, is_long ? ScalarType::Long : ScalarType::Int);
-    if (positions->size(0) != slots.size(0)) fail("positions has ", positions->size(0), " tokens, not ", slots.size(0));
-    out.cos_sin = cos_sin->data_ptr(), out.cos_sin_dtype = dtype_of(*cos_sin, "cos_sin");
-    out.rotary_dim = static_cast<int32_t>(cos_sin->size(1)), out.interleaved = interleaved ? 1 : 0;
-    out.positions = positions->data_ptr(), out.position_bytes = is_long ? 8 : 4;
-  }
-  if (finished) out.rows = target_of(*finished, "k_finished", slots, layout.num_kv_heads, layout.head_dim);
-  return out;
+  if (!x) return {};
+  const oscar_bf16_rows own = target_of(*x, name, slots, layout.num_kv_heads, layout.head_dim);
+  return {own.data, own.token_stride, own.head_stride};
 }
 
 /// Fills what the arguments of coded_pack and coded_unpack have in common.
@@ -252,22 +200,14 @@ oscar_coded_turned turned_of(const std::optional<Tensor>& turn, const std::optio
 }
 
 void coded_pack(const Tensor& slots, const Tensor& pages, const Numbers& numbers, const Tensor& tables,
-                const std::optional<Tensor>& k, const std::optional<Tensor>& v, const std::optional<Tensor>& k_rotation,
-                const std::optional<Tensor>& v_rotation, const std::optional<Tensor>& k_mean,
-                const std::optional<Tensor>& v_mean, const std::optional<Tensor>& k_norm_weight, double norm_epsilon,
-                const std::optional<Tensor>& positions, const std::optional<Tensor>& cos_sin, bool interleaved,
-                const std::optional<Tensor>& k_finished, const std::optional<Tensor>& k_turn,
+                const std::optional<Tensor>& k, const std::optional<Tensor>& v, const std::optional<Tensor>& k_turn,
                 const std::optional<Tensor>& k_positions, bool k_far) {
   check_tensor(slots, "slots", slots, 1, ScalarType::Int);
   const oscar_coded_layout layout = layout_of(numbers, tables, slots);
   oscar_coded_pack_args args{};
   fill_slots(args, slots, pages, layout);
-  args.k = side_of(k, k_rotation, k_mean, "k", slots, layout);
-  args.v = side_of(v, v_rotation, v_mean, "v", slots, layout);
-  args.norm_rope =
-      norm_rope_of(k_norm_weight, norm_epsilon, positions, cos_sin, interleaved, k_finished, slots, layout);
+  args.k = side_of(k, "k", slots, layout), args.v = side_of(v, "v", slots, layout);
   args.turned = turned_of(k_turn, k_positions, k_far, slots, slots.size(0), layout);
-  if (k_turn && (k_rotation || k_mean)) fail("keys that turn have neither k_rotation nor k_mean");
   if (args.num_tokens == 0) return;
   compute(
       slots, "coded_pack", [&](void* stream) { return oscar_coded_pack(&args, stream); },
@@ -400,10 +340,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(oscar, library) {
       "Tensor? far_frequency=None) -> Tensor");
   library.def(
       "coded_pack(Tensor slots, Tensor(a!) pages, int[] layout, Tensor tables, *, Tensor? k=None, Tensor? v=None, "
-      "Tensor? k_rotation=None, Tensor? v_rotation=None, Tensor? k_mean=None, Tensor? v_mean=None, "
-      "Tensor? k_norm_weight=None, float norm_epsilon=0.0, Tensor? positions=None, Tensor? cos_sin=None, "
-      "bool interleaved=False, Tensor(b!)? k_finished=None, Tensor? k_turn=None, Tensor? k_positions=None, "
-      "bool k_far=False) -> ()");
+      "Tensor? k_turn=None, Tensor? k_positions=None, bool k_far=False) -> ()");
   library.def(
       "coded_unpack(Tensor slots, Tensor pages, int[] layout, Tensor tables, *, Tensor(a!)? k=None, "
       "Tensor(b!)? v=None, Tensor? k_turn=None, Tensor? k_positions=None, bool k_far=False) -> ()");

@@ -65,24 +65,6 @@ Row product(Row x, const std::uint16_t* matrix, const float* before, const float
   return y;
 }
 
-/// A key through the norm and RoPE that it lacks; written where finished rows are wanted.
-void finish(const oscar_norm_rope& call, int token, int head, Row& row) {
-  const int dim = static_cast<int>(row.size());
-  if (call.norm_weight != nullptr) {
-    const auto type =
-        call.norm_dtype == OSCAR_BFLOAT16 ? reference::NormWeight::kBfloat16 : reference::NormWeight::kFloat32;
-    reference::rms_norm_row(row, read(call.norm_weight, call.norm_dtype, dim), type, call.norm_epsilon);
-  }
-  if (call.cos_sin != nullptr) {
-    const std::int64_t position = call.position_bytes == 8 ? static_cast<const std::int64_t*>(call.positions)[token]
-                                                           : static_cast<const std::int32_t*>(call.positions)[token];
-    const std::int64_t bytes = call.rotary_dim * (call.cos_sin_dtype == OSCAR_FLOAT32 ? 4 : 2);
-    const Row cos_sin = read(bytes_of(call.cos_sin) + position * bytes, call.cos_sin_dtype, call.rotary_dim);
-    reference::rope_row(row, cos_sin, call.interleaved != 0);
-  }
-  if (call.rows.data != nullptr) write_bf16(row_of(call.rows, token, head), row);
-}
-
 /// A packed row of a key before RoPE becomes the key (kBack: a key such a row), with no rounding but float32's.
 template <bool kBack>
 void turn(const oscar_coded_turned& turned, std::int32_t position, int head, Row& row) {
@@ -121,29 +103,16 @@ CodedLayer::CodedLayer(int heads, int dim, const std::array<const std::uint8_t*,
 
 void coded_pack(const oscar_coded_pack_args& args, const CodedLayer& layer) {
   if (args.k.x == nullptr && args.v.x == nullptr) fail("coded_pack: rows neither of keys nor of values");
-  const oscar_norm_rope& lacking = args.norm_rope;
-  const bool finishes = lacking.norm_weight != nullptr || lacking.cos_sin != nullptr || lacking.rows.data != nullptr;
-  if (finishes && args.k.x == nullptr) fail("coded_pack: norm, RoPE and finished rows are of keys, and there are none");
-  if (lacking.norm_weight != nullptr && !(lacking.norm_epsilon > 0)) fail("coded_pack: norm_epsilon must be positive");
-  if (lacking.cos_sin != nullptr && (lacking.rotary_dim % 8 != 0 || lacking.rotary_dim > args.head_dim))
-    fail("coded_pack: rotary_dim must be a multiple of 8 up to head_dim");
   in_parallel(args.num_tokens, kTokens, [&](std::int64_t t) {
     const std::int64_t slot = args.slots[t];
-    for (int number = 0; number < 2; ++number) {
+    for (int number = 0; slot >= 0 && number < 2; ++number) {
       const oscar_coded_rows& rows = number == 0 ? args.k : args.v;
       for (int head = 0; rows.x != nullptr && head < args.num_kv_heads; ++head) {
         Row row =
             read(bytes_of(rows.x) + t * rows.x_token_stride + head * rows.x_head_stride, OSCAR_BFLOAT16, args.head_dim);
-        if (number == 0) finish(lacking, static_cast<int>(t), head, row);
-        if (slot < 0) continue;
         if (number == 0 && args.turned.table != nullptr) {
           turn<true>(args.turned, args.turned.positions[t], head, row);
           for (float& value : row) value = round_to_bf16(value);
-        }
-        if (rows.rotation != nullptr) {
-          const auto* const matrix = bytes_of(rows.rotation) + head * rows.rotation_head_stride;
-          const float* const mean = rows.mean == nullptr ? nullptr : rows.mean + head * rows.mean_head_stride / 4;
-          row = product(std::move(row), reinterpret_cast<const std::uint16_t*>(matrix), mean, nullptr);
         }
         layer.rows(number, head)
             .write(row, bytes_of(args.pages) + slot / args.page_size * args.page_stride, args.page_size,

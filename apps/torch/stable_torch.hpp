@@ -63,9 +63,6 @@ void check_status(int status, const char* name, const char* (*refused)() = nullp
 /// Throws unless x is on the device of `like`, has so many dimensions and the type, and its last dimension is dense.
 void check_tensor(const Tensor& x, const char* name, const Tensor& like, int64_t dims, ScalarType type);
 
-/// The type of x. Throws unless it is float32 or bfloat16.
-[[nodiscard]] oscar_dtype dtype_of(const Tensor& x, const char* name);
-
 /// A pool (pages, page size, heads, ...) of rows. Throws unless it has so many heads.
 [[nodiscard]] oscar_paged_rows rows_of(const Tensor& pool, const char* name, int64_t heads);
 

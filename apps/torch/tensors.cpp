@@ -10,12 +10,6 @@ void check_tensor(const Tensor& x, const char* name, const Tensor& like, int64_t
   if (x.numel() != 0 && x.stride(-1) != 1) fail(name, "'s rows are not dense");
 }
 
-oscar_dtype dtype_of(const Tensor& x, const char* name) {
-  if (x.scalar_type() == ScalarType::Float) return OSCAR_FLOAT32;
-  if (x.scalar_type() == ScalarType::BFloat16) return OSCAR_BFLOAT16;
-  fail(name, " is ", x.scalar_type(), ", not float32 or bfloat16");
-}
-
 oscar_paged_rows rows_of(const Tensor& pool, const char* name, int64_t heads) {
   if (pool.size(2) != heads) fail(name, " has ", pool.size(2), " KV heads, not ", heads);
   const auto bytes = static_cast<int64_t>(pool.element_size());

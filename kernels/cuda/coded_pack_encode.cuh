@@ -55,7 +55,7 @@ __device__ __forceinline__ float gain_of(float energy, float shared) {
 }
 
 /// The row of one token with the operations and the order of kernels/reference/coded_row.cpp, by a warp.
-template <int kDim, bool kRotated>
+template <int kDim>
 class CodedExactRow {
  public:
   __device__ CodedExactRow(const CodedTile<kDim>& tile, const CodedPackSide& side, const CodedPackScales& scales,
@@ -95,7 +95,7 @@ class CodedExactRow {
   }
 
  private:
-  [[nodiscard]] __device__ float value(int channel) const { return tile_.template value<kRotated>(token_, channel); }
+  [[nodiscard]] __device__ float value(int channel) const { return tile_.value(token_, channel); }
 
   template <class Term>
   [[nodiscard]] __device__ float ordered_sum(const Term& term) const {
@@ -173,7 +173,7 @@ class PagePlaces {
 // Codes and scales of 32 rows of a head for oscar_coded_pack(), from shared memory into pages.
 
 /// Encodes and writes the rows of a warp's tile.
-template <int kDim, bool kRotated>
+template <int kDim>
 class CodedEncoder {
  public:
   __device__ __forceinline__ CodedEncoder(const CodedTile<kDim>& tile, const CodedPackSide& side,
@@ -193,9 +193,7 @@ class CodedEncoder {
   // 55 roundings on its way, half a part as scales are roots; of the gain two sums with at most 100 together.
   static constexpr float kScaleMargin = 0x1p-19F, kGainMargin = 0x1p-17F;
 
-  [[nodiscard]] __device__ __forceinline__ LaneValues values(int block) const {
-    return tile_.template values<kRotated>(block);
-  }
+  [[nodiscard]] __device__ __forceinline__ LaneValues values(int block) const { return tile_.values(block); }
   [[nodiscard]] __device__ __forceinline__ const CodedPackChannel& channel(int block) const {
     return side_.channel[8 * block + static_cast<int>(threadIdx.x) % kWarp / 4];
   }
@@ -229,7 +227,7 @@ class CodedEncoder {
     if (begin == end) return 0;
     const ScaleByte found(scales_, sqrtf(sum / count), kScaleMargin);
     int byte = found.byte;
-    for_each_doubtful(found.doubtful, [&](const CodedExactRow<kDim, kRotated>& row, int owner) {
+    for_each_doubtful(found.doubtful, [&](const CodedExactRow<kDim>& row, int owner) {
       const int exact = row.class_byte(begin, end);
       if (lane() == owner) byte = exact;
     });
@@ -241,7 +239,7 @@ class CodedEncoder {
 #pragma unroll 1
     for (; owners != 0; owners &= owners - 1) {
       const int owner = __ffs(static_cast<int>(owners)) - 1;
-      visit(CodedExactRow<kDim, kRotated>(tile_, side_, scales_, token_of(owner)), owner);
+      visit(CodedExactRow<kDim>(tile_, side_, scales_, token_of(owner)), owner);
     }
   }
 
@@ -302,7 +300,7 @@ class CodedEncoder {
     int found[2] = {wide.byte, narrow.byte};
     const bool is_doubtful =
         !is_sure || (side_.wide > 0 && wide.doubtful) || (side_.stored > side_.wide && narrow.doubtful);
-    for_each_doubtful(is_doubtful, [&](const CodedExactRow<kDim, kRotated>& row, int owner) {
+    for_each_doubtful(is_doubtful, [&](const CodedExactRow<kDim>& row, int owner) {
       const float exact = row.gain(__shfl_sync(kAllLanes, bytes_[0], owner), __shfl_sync(kAllLanes, bytes_[1], owner));
       const int corrected[2] = {row.byte_of(scale[0] * exact), row.byte_of(scale[1] * exact)};
       if (lane() == owner) found[0] = corrected[0], found[1] = corrected[1];

@@ -8,11 +8,10 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from operators import (BEFORE, BF16, CASES, DEVICE, F32, LARGE, ON_CUDA, TOLERANCES, CodedCache, OperatorTest, before, each, expanded, normal,
-                       ops, rotations, some_of, targets, unaligned)
+                       ops, some_of, targets, unaligned)
 
 LISTS = CASES["operators"]
 CACHES = list(expanded(LISTS["coded"]))
-EPSILON = 1e-6
 
 
 def coded_rows(cache, count, kind):
@@ -26,28 +25,6 @@ def coded_rows(cache, count, kind):
     x[1::17] = 0
     x[2::17, :, 5:] = 0
     return x.bfloat16()
-
-
-def finished_by_torch(x, k_norm_weight=None, norm_epsilon=EPSILON, positions=None, cos_sin=None, interleaved=False):
-    """As a server: norms in float32, rounded to the weight's type, multiplied, rounded to the row's; pairs in float32, rounded once."""
-    if k_norm_weight is not None:
-        rows = x.float()
-        scale = (rows.pow(2).mean(-1, keepdim=True) + norm_epsilon).double().rsqrt().float()
-        x = ((rows * scale).to(k_norm_weight.dtype) * k_norm_weight).bfloat16()
-    if cos_sin is None:
-        return x
-    pairs = torch.arange(cos_sin.shape[1] // 2, device=x.device)
-    first, second = (2 * pairs, 2 * pairs + 1) if interleaved else (pairs, pairs + len(pairs))
-    cos, sin = (cos_sin.float()[positions.long()][:, None, part] for part in (pairs, pairs + len(pairs)))
-    rows = x.float()
-    a, b = rows[..., first], rows[..., second]
-    rows[..., first], rows[..., second] = a * cos - b * sin, b * cos + a * sin
-    return rows.bfloat16()
-
-
-def cos_sin_of(rotary, dtype=F32):
-    angles = torch.arange(500).double()[:, None] * 10000.0 ** -(torch.arange(0, rotary, 2) / rotary)
-    return torch.cat((angles.cos(), angles.sin()), 1).to(DEVICE, dtype)
 
 
 def turning_layer(cache, interleaved, turning, far, ordered=False):
@@ -126,21 +103,6 @@ class CodedTest(OperatorTest):
             own, read = rows[written].double()[:, stored], cache.rows_at(slots[written], side, found)[:, stored]
             self.near(read, own, 0.15)
 
-    @each(CACHES)
-    def test_rotated_rows(self, dim, page):
-        """bf16((x - mean) R) with float32 sums: of the bytes of rows that torch rotated nearly all are the same, and errors are as large."""
-        cache = CodedCache(DEVICE, dim, page)
-        slots, heads, matrices = cache.slots(), cache.heads, [rotations(count, dim) for count in (cache.heads, 1)]
-        mean = 3 * torch.randn(heads, dim, device=DEVICE)
-        k, v = (normal(len(slots), heads, dim).float() + mean).bfloat16(), normal(len(slots), heads, dim)
-        found = cache.pack(slots, k=k, v=v, k_rotation=matrices[0], v_rotation=matrices[1][0], k_mean=mean)
-        exact = [(rows.transpose(0, 1) @ rotation.double()).transpose(0, 1) for rows, rotation in zip((k.double() - mean, v.double()), matrices)]
-        plain = cache.pack(slots, k=exact[0].bfloat16(), v=exact[1].bfloat16())
-        for side, rows in enumerate(exact):
-            mine, theirs = (cache.rows_at(slots, side, pages) for pages in (found, plain))
-            self.assertGreater(float((mine == theirs).float().mean()), 0.96)
-            self.assertLess(abs(float((mine - rows).norm() / (theirs - rows).norm()) - 1), 1e-3)
-
     @each(case | {"interleaved": interleaved, "turning": turning, "far": far} for case in CACHES
           for interleaved, turning, far in ((False, 1.0, False), (True, 1.0, True), (False, 0.5, True)))
     def test_keys_before_rope(self, **case):
@@ -158,13 +120,11 @@ class CodedTest(OperatorTest):
         written, positions = slots >= 0, torch.randint(0, 131072, (len(slots),), dtype=torch.int32, device=DEVICE)
         turned = {"k_turn": turn, "k_positions": positions, "k_far": far}
         k, v = coded_rows(cache, len(slots), "normal"), coded_rows(cache, len(slots), "normal")
-        rotation = rotations(cache.heads, dim)
         found = cache.pack(slots, k=k, **turned)
         share = [int((found != other).sum()) / int((found != 0xA5).sum()) for other in (cache.pack(slots, k=stored(k, positions)), cache.pack(slots, k=k))]
         self.assertLess(share[0], 0.001, "a row of bfloat16 may round to either side")
         self.assertGreater(share[1], 0.1, "keys turn")
-        for more in ({}, {"v_rotation": rotation}):
-            self.same(cache.pack(slots, k=k, v=v, **turned, **more), cache.pack(slots, cache.pack(slots, k=k, **turned), v=v, **more), "values beside")
+        self.same(cache.pack(slots, k=k, v=v, **turned), cache.pack(slots, cache.pack(slots, k=k, **turned), v=v), "values beside")
         cache.pages = cache.pack(slots, found, v=v)
         expected = keys(cache.rows_at(slots[written], 0).bfloat16(), positions[written])
         for own, values in zip(*(targets(len(slots), cache.heads, dim) for _ in range(2))):
@@ -265,73 +225,6 @@ class CodedTest(OperatorTest):
         for tokens in (None, 2):
             self.check_neighbours(CodedCache(DEVICE, most=4, lengths="900 70 3000" if ON_CUDA else "9 7 30", windows="19 5 10", tokens=tokens))
 
-    def options(self, cache, weight=None, rotary=None, interleaved=False, table="float32", positions="int64"):
-        """rotary: channels that are turned; up to 0: so many fewer than all."""
-        found, count = {}, len(cache.slots())
-        if weight is not None:
-            found |= {"k_norm_weight": (0.5 + torch.rand(cache.dim, device=DEVICE)).to(getattr(torch, weight)), "norm_epsilon": EPSILON}
-        if rotary is not None:
-            rotary += cache.dim if rotary <= 0 else 0
-            found |= {"positions": torch.randint(0, 500, (count,), device=DEVICE).to(getattr(torch, positions)),
-                      "cos_sin": cos_sin_of(rotary, getattr(torch, table)), "interleaved": interleaved}
-        return found
-
-    @each({"dim": dim, "page": page, "rotated": rotated, **lacking} for dim, page in ((64, 4), (128, 16), (256, 64))
-          for lacking in ({}, *LISTS["norm_rope"]) for rotated in (False, True))
-    def test_keys_that_lack_their_norm_and_rope(self, dim, page, rotated, **lacking):
-        """Pages and finished keys have the bytes of keys that plain torch finished, packed without the option. Rows are small whole numbers
-        times powers of two, whose squares add up exactly in any order. Nothing lacking: finished rows are a copy."""
-        cache = CodedCache(DEVICE, dim, page)
-        slots, options = cache.slots(), self.options(cache, **lacking)
-        slots[3::11] = -1
-        shape = len(slots), cache.heads + 1, 2 * dim
-        x = torch.randint(-127, 128, shape, device=DEVICE) * torch.exp2(torch.randint(-6, 7, (*shape[:2], 1), device=DEVICE).float())
-        x[1::17] = 0
-        x = x.bfloat16()[:, 1:, dim:]  # a part of wider rows, as a server's projection has them
-        others, v = {}, normal(len(slots), cache.heads, dim)
-        if rotated:
-            others = {"k_rotation": rotations(cache.heads, dim), "v_rotation": rotations(cache.heads, dim),
-                      "k_mean": torch.randn(cache.heads, dim, device=DEVICE)}
-        rows = finished_by_torch(x, **options)
-        self.assertTrue(not options or not torch.equal(rows, x))
-        expected, wide = cache.pack(slots, k=rows, v=v, **others), before(*shape)
-        finished = wide[:, :-1, :dim]
-        found = cache.pack(slots, k=x, v=v, **options, **others, k_finished=finished)
-        self.same(finished, rows)
-        self.same(found, expected)
-        finished.fill_(BEFORE)
-        self.assertEqual(float((wide.float() - BEFORE).abs().max()), 0, "more than the finished rows was written")
-        keys = {name: value for name, value in others.items() if name.startswith("k_")}  # alone: without finished rows, then in place
-        expected = cache.pack(slots, k=rows, **keys)
-        self.same(cache.pack(slots, k=x, **options, **keys), expected)
-        self.same(cache.pack(slots, k=x, **options, **keys, k_finished=x), expected)
-        self.same(x, rows)
-
-    @each({"dim": dim, "page": page, **lacking} for dim, page in ((64, 4), (128, 16), (256, 64)) for lacking in
-          ({"weight": "bfloat16", "rotary": 0}, {"weight": "float32", "rotary": 32, "table": "bfloat16", "positions": "int32"}))
-    def test_finished_keys_of_any_size(self, dim, page, **lacking):
-        """Near float64: a server rounds normed rows, their products with the weight, and turned pairs, to 8 bits; kernels have the bits of
-        the CPU."""
-        cache = CodedCache(DEVICE, dim, page)
-        slots, options = cache.slots(), self.options(cache, **lacking)
-        x = (torch.randn(len(slots), cache.heads, dim, device=DEVICE) *
-             torch.exp2(torch.randint(-9, 10, (len(slots), 1, 1), device=DEVICE).float())).bfloat16()
-        finished = torch.empty_like(x)
-        cache.pack(slots, k=x, k_finished=finished, **options)
-        rows = x.double()
-        y = rows * (rows.pow(2).mean(-1, keepdim=True) + EPSILON).rsqrt() * options["k_norm_weight"].double()
-        half = options["cos_sin"].shape[1] // 2
-        cos, sin = options["cos_sin"].double()[options["positions"].long()][:, None].chunk(2, -1)
-        a, b = y[..., :half], y[..., half:2 * half]
-        exact, sizes = y.clone(), y.abs()
-        exact[..., :half], exact[..., half:2 * half] = a * cos - b * sin, b * cos + a * sin
-        sizes[..., :half] = sizes[..., half:2 * half] = a.abs() + b.abs()
-        self.assertEqual(int(((finished.double() - exact).abs() > TOLERANCES["norm_rope"] * sizes).sum()), 0)
-        if ON_CUDA:
-            expected, moved = torch.empty(x.shape, dtype=BF16), {name: x.cpu() if torch.is_tensor(x) else x for name, x in options.items()}
-            cache.on_cpu().pack(slots.cpu(), k=x.cpu(), k_finished=expected, **moved)
-            self.same(finished.cpu(), expected)
-
     def test_nothing_to_read(self):
         """A batch of none has results of none; where no sequence has a history, there need be no pages."""
         cache = CodedCache(DEVICE, lengths=(0, 0), windows="19 5")
@@ -392,32 +285,12 @@ class CodedTest(OperatorTest):
         self.changed(cache, "page_table and its lengths have 2", "table", cache.table[:2])
         self.changed(cache, "the layout is not theirs", "places", cache.places[:64])
         slots = torch.zeros(3, dtype=torch.int32, device=DEVICE)
-        x, norm, rope = normal(3, cache.heads, cache.dim), self.options(cache, "float32"), self.options(cache, None, 64)
-        rope["positions"] = rope["positions"][:3]
-        on_cuda = (
-            ("a mean needs a rotation", {"k": x, "k_mean": torch.zeros(1, cache.dim, device=DEVICE)}),
-            ("both have rotations", {"k": x, "v": x, "k_rotation": torch.zeros(cache.dim, cache.dim, dtype=BF16, device=DEVICE)}),
-            ("k_norm_weight is on cpu", {"k": x, **norm, "k_norm_weight": norm["k_norm_weight"].cpu()}),
-            ("aligned", {"k": x, "k_finished": unaligned(x.shape)}))
+        x, positions = normal(3, cache.heads, cache.dim), torch.arange(3, dtype=torch.int32, device=DEVICE)
+        on_cuda = [("aligned", {"k": unaligned(x.shape)})] if ON_CUDA else []
         for expected, rows in (
                 ("rows neither of keys nor of values", {}), ("k is [2, ", {"k": x[:2]}), ("v is Float", {"v": x.float()}),
-                ("positions and cos_sin must be given together", {"k": x, "positions": rope["positions"]}),
-                ("positions and cos_sin must be given together", {"k": x, "cos_sin": rope["cos_sin"]}),
-                ("of keys, and there are none", {"v": x, **norm}), ("norm_epsilon", {"k": x, "k_norm_weight": norm["k_norm_weight"]}),
-                ("k_norm_weight has 8 channels", {"k": x, **norm, "k_norm_weight": norm["k_norm_weight"][:8]}),
-                ("k_norm_weight is Half, not float32 or bfloat16", {"k": x, **norm, "k_norm_weight": norm["k_norm_weight"].half()}),
-                ("positions has 2 tokens", {"k": x, **rope, "positions": rope["positions"][:2]}),
-                ("k_turn and k_positions must be given together", {"k": x, "k_positions": rope["positions"].int()}),
-                ("k_far is of keys that turn", {"k": x, "k_far": True}),
-                ("k_turn has 3 bytes", {"k": x, "k_turn": torch.zeros(3, dtype=torch.uint8, device=DEVICE), "k_positions": rope["positions"].int()}),
-                ("positions is Float", {"k": x, **rope, "positions": rope["positions"].float()}),
-                ("cos_sin is Double", {"k": x, **rope, "cos_sin": rope["cos_sin"].double()}),
-                ("cos_sin is Half, not float32 or bfloat16", {"k": x, **rope, "cos_sin": rope["cos_sin"].half()}),
-                ("cos_sin is not contiguous", {"k": x, **rope, "cos_sin": rope["cos_sin"][:, :32]}),
-                ("rotary_dim must be a multiple of 8", {"k": x, **rope, "cos_sin": rope["cos_sin"][:, :12].contiguous()}),
-                ("rotary_dim must be a multiple of 8", {"k": x, **rope, "cos_sin": cos_sin_of(2 * cache.dim)}),
-                ("interleaved pairs need cos_sin", {"k": x, "interleaved": True}), ("k_finished is [2, ", {"k": x, "k_finished": x[:2]}),
-                *(on_cuda if ON_CUDA else ())):
+                ("k_turn and k_positions must be given together", {"k": x, "k_positions": positions}), ("k_far is of keys that turn", {"k": x, "k_far": True}),
+                ("k_turn has 3 bytes", {"k": x, "k_turn": torch.zeros(3, dtype=torch.uint8, device=DEVICE), "k_positions": positions}), *on_cuda):
             self.refused(expected, lambda: cache.pack(slots, **rows))
         for expected, sides in (("room neither for keys nor for values", {}), ("k is [2, ", {"k": x[:2]}), ("v is Float", {"v": x.float()})):
             self.refused(expected, lambda: cache.unpack(slots, **sides))

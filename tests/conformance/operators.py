@@ -141,10 +141,6 @@ def normal(*shape, device=DEVICE):
     return torch.randn(shape, device=device).bfloat16()
 
 
-def rotations(heads, dim):
-    return torch.linalg.qr(torch.randn(heads, dim, dim, device=DEVICE))[0].bfloat16().contiguous()
-
-
 def before(*shape):
     return torch.full(shape, BEFORE, dtype=BF16, device=DEVICE)
 
