@@ -200,7 +200,8 @@ class Bench:
                         self.keep(table, {"name": named[method], "on": length, **row})
 
     def long(self, length, compare, _):
-        seconds, methods = self.verify(compare, *self.tokens(self.texts / f"long_{length}.npy"), "--sequences", self.document["longest_sequences"],
+        seconds, methods = self.verify(compare, *self.tokens(self.texts / f"long_{length}.npy"), "--seq-len", int(length[:-1]) * 1024,
+                                       "--sequences", self.document["longest_sequences"],
                                        *self.answers("needle", f"needles_{NEEDLES[length]}"), "--max-needles", self.options.prompts)
         yield {name: {"kld": each["model"]["kld_mean"], "kld_by_position": [[p["begin"], p["end"], p["kld_mean"]] for p in each["model"]["kld_by_position"]],
                       "needle_hits": each["model"]["needle_hits"], "needles": each["model"]["needles"], "verify_seconds": seconds}
