@@ -200,6 +200,9 @@ class RowsTest(unittest.TestCase):
             self.assertEqual((kernel.path, plain.path), ("kernel", "torch: as asked for"))
             kld, cost = (float((p.exp() * (p - q)).sum(-1).mean()) for p, q in ((expected, found), (exact, expected)))
             self.assertLess(kld, 0.2 * cost, calls)
+        # Queries for stored keys leave the range of float16.
+        half = log_probabilities(model.half(), tokens, self.cache(model), 100)
+        self.assertLess(float((expected.exp() * (expected - half)).sum(-1).mean()), 0.2 * cost)
 
     def test_padding_and_changed_sequences(self):
         """Pages are read in torch where there is a mask, and follow their sequences."""

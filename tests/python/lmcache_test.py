@@ -190,6 +190,7 @@ class LmcacheTest(unittest.TestCase):
     def test_settings(self):
         for said, text in (({}, 'name a folder by "set"'), ({"set": str(sample_set()), "bits": 2}, "these and no others can be said"),
                            ({"set": str(sample_set()), "exact": -1}, "'exact': -1"), ({"set": str(sample_set()), "max_workers": 0}, "max_workers"),
+                           ({"set": 5}, 'name a folder by "set"'), ({"set": str(sample_set()), "allow_rejected": "false"}, "'allow_rejected': 'false'"),
                            ({"set": "/nowhere"}, "no such file or folder"),
                            ({"set": str(sample_set()), "attention_backend": "CPU_ATTN"}, "attention_backend 'CPU_ATTN': give what vLLM says")):
             with self.assertRaisesRegex(ValueError, text):

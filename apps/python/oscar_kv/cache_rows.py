@@ -249,8 +249,9 @@ class LayerRows:
         it; None: all before it."""
         rule.check(self.sides[0])
         batch, heads, tokens, _ = query.shape
-        stored = self.sides[0].queries(_by_tokens(query)).unflatten(0, (batch, tokens)).transpose(1, 2).to(query.dtype)
-        k, v = torch.cat([window, self.unpacked()], 2).transpose(2, 3).to(query.dtype)
+        dtype = torch.bfloat16 if query.dtype == torch.float16 else query.dtype  # stored keys and their queries leave float16's range
+        stored = self.sides[0].queries(_by_tokens(query)).unflatten(0, (batch, tokens)).transpose(1, 2).to(dtype)
+        k, v = torch.cat([window, self.unpacked()], 2).transpose(2, 3).to(dtype)
         held, history = (torch.arange(count, device=query.device) for count in (window.shape[2], self.packed))
         token = torch.cat([torch.where(held < self.sink, held, held + packed), history + min(self.sink, length)])  # of each row
         exact = torch.arange(len(token), device=query.device) < len(held)
