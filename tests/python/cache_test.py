@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 """oscar_kv.PackedCache in models of transformers, against `oscar verify --model`: cache_test.py [CacheTest.test_…]"""
+import copy
 import dataclasses
 import sys
 import tempfile
@@ -184,6 +185,11 @@ class CacheTest(unittest.TestCase):
         with self.assertRaisesRegex(NotImplementedError, "cannot take tokens back"):
             cache.crop(-1)
         self.assertFalse(cache.is_croppable)
+        model.set_attn_implementation(oscar_kv.PACKED_ATTENTION)
+        cache = copy.deepcopy(oscar_kv.PackedCache(set_for(model.config), model.config))
+        model.set_attn_implementation("sdpa")
+        with self.assertRaisesRegex(ValueError, "layer 1: the layer before it was not read by oscar_packed"):
+            logits(model, torch.ones(1, 3, dtype=torch.long), cache)
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def _attention(module: Any, query: Tensor, key: Tensor, value: Tensor, attention
 
 def _mask(*args: Any, **kwargs: Any) -> Tensor | None:
     """transformers' interface, with which it makes a mask while a graph is captured even for one token that sees all others."""
-    _call.noted = False  # a call begins: what a passage, or a call that failed, noted does not count
+    _call.noted = False  # a call begins: what a call that failed noted does not count
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         if kwargs.get("q_length") == 1 and kwargs.get("attention_mask") is None:
             return None
@@ -144,7 +144,11 @@ class PackedLayer(CacheLayerMixin):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Adds (batch, heads, tokens, d) and returns all rows as the first of these tokens sees them; for PACKED_ATTENTION
-        what it was given, with a note of what to read."""
+        what it was given, with a note of what to read. Raises ValueError if another attention got the note of the layer before."""
+        noted, _call.noted = getattr(_call, "noted", False), False
+        if noted and self._in_transformed_coordinates():
+            raise ValueError(f"layer {self._layer.layer_id}: the layer before it was not read by {PACKED_ATTENTION}, for which the cache was made: "
+                             "set it by set_attn_implementation on the model that runs, and fill another cache, since this one has a part of the call")
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         rows = self.rows

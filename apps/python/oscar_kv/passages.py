@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
-from .packed_cache import place_of_rows
+from .packed_cache import _call, place_of_rows
 from .packed_layer import PackedSlots, why_no_kernels
 from .served_model import check_for_model
 from .sets import SetPart, read_set
@@ -61,3 +61,4 @@ class Passage:
         for i, (slots, pages, like) in enumerate(zip(self._slots, self.pages, self._like)):
             keys, values = (x.to(like).transpose(0, 1)[None] for x in slots.unpacked(pages, self.length, positions, slots.far(length)))
             cache.update(keys, values, i)
+            _call.noted = False  # no attention reads it
