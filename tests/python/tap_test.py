@@ -6,7 +6,9 @@ import resource
 import shutil
 import sys
 import tempfile
+import threading
 import unittest
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest import mock
 
@@ -157,8 +159,13 @@ class TapTest(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "rows of 9 tokens take 0.1 MB .10240 bytes each., and half of the free memory has room for 4;"), \
                 mock.patch("oscar_kv.rows._free_memory", lambda: 90000), oscar_kv.observe(model, new, tokens=9):
             model(ids)
-        with self.assertRaisesRegex(RuntimeError, "no sequence was seen from its first token on"), oscar_kv.observe(model, new):
-            pass
+        with self.assertRaisesRegex(RuntimeError, "no rows were kept: the model itself was not called"), oscar_kv.observe(model, new):
+            model.model(ids)
+        mask = torch.ones_like(ids)
+        mask[0, 100:150] = 0
+        with self.assertRaisesRegex(RuntimeError, "no sequence was seen from its first token on, .* or its mask has holes"), \
+                oscar_kv.observe(model, new):
+            model(ids, attention_mask=mask)
         other = self.folder / "other's rows"
         with self.assertRaises(FileExistsError), oscar_kv.observe(model, other), torch.no_grad():
             model(ids)
@@ -189,12 +196,40 @@ class TapTest(unittest.TestCase):
         both = torch.load(self.folder / "both/oscar_rows_rank0.pt")["layers"]
         self.assertTrue(torch.equal(both[3]["k"][100:], inner[3]["k"]))
         self.assertTrue(torch.equal(both[3]["k"], self.rows(model, ids[:1], ids[1:], name="alone")["layers"][3]["k"]))
+        first, second = (oscar_kv.observe(model, self.folder / name) for name in ("first", "second"))
+        with torch.no_grad(), self.assertLogs("oscar_kv"):
+            first.__enter__()
+            model(ids[:1])
+            second.__enter__()
+            first.__exit__(None, None, None)
+            model(ids[1:])
+            second.__exit__(None, None, None)
+        self.assertEqual(dict(registry), functions)
+        self.assertTrue(torch.equal(torch.load(self.folder / "second/oscar_rows_rank0.pt")["layers"][3]["k"], inner[3]["k"]))
+
+    def test_passes_of_several_threads_at_once(self):
+        model, _ = self.sample()
+        ids, both = tokens((2, 100), 2048), threading.Barrier(2)
+        alone = [self.rows(model, ids[i:i + 1], ids[1 - i:2 - i], name=f"from-{i}") for i in (0, 1)]
+        hook = model.model.layers[1].register_forward_pre_hook(lambda *_: None if both.wait(60) else None)
+        with self.assertLogs("oscar_kv"), oscar_kv.observe(model, self.folder / "rows"), ThreadPoolExecutor(2) as pool:
+            list(pool.map(model, ids.split(1)))
+        hook.remove()
+        kept = torch.load(self.folder / "rows/oscar_rows_rank0.pt")
+        expected = alone[kept["prompt_sha256"] == alone[1]["prompt_sha256"]]  # in the order in which they came
+        self.assertEqual(kept["manifest"], expected["manifest"])
+        for layer, rows in kept["layers"].items():
+            for name in ("q_samples", "k", "v"):
+                torch.testing.assert_close(rows[name], expected["layers"][layer][name], rtol=1e-4, atol=1e-4)
 
     def test_refuses_static_caches_latent_attention_and_unknown_layers(self):
         model, _ = self.sample()
         cache = transformers.StaticCache(config=model.config, max_cache_len=64)
         with self.assertRaisesRegex(ValueError, "static cache"), oscar_kv.observe(model, self.folder / "x"), torch.no_grad():
             model(tokens((1, 20), 2048), past_key_values=cache)
+        for mask in (torch.ones(1, 1, 20, 20), {"full_attention": None}):
+            with self.assertRaisesRegex(ValueError, "give attention_mask as .batch, tokens."), oscar_kv.observe(model, self.folder / "x"):
+                model(tokens((1, 20), 2048), attention_mask=mask)
         with self.assertRaisesRegex(ValueError, "latent attention"):
             oscar_kv.observe(parity.build("deepseek-v3"), self.folder / "x")
         with self.assertRaisesRegex(ValueError, "no attention modules with a layer_idx of .9."):

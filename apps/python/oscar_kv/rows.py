@@ -13,7 +13,9 @@ import os
 import secrets
 import shlex
 import shutil
+import threading
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +45,19 @@ def _free_memory() -> int:
     return int(line.split()[1]) * 1024
 
 
+@dataclass
+class _Pass:
+    """What begin() was given, and the rows of layers that have seen it."""
+
+    mask: Any = None
+    lengths: list[int] = field(default_factory=list)
+    texts: list[Any] = field(default_factory=list)
+    layers: dict[int, tuple[Any, Any, Any]] = field(default_factory=dict)
+
+
 class Rows:
-    """limit: tokens that are kept. layers: all that a file must have. shard: (first KV head, KV heads of the model) of a
-    tensor-parallel rank. Raises ValueError for what check_folder() refuses, and for a limit below 1."""
+    """Of passes that threads may run at once. limit: tokens that are kept. layers: all that a file must have. shard: (first KV head, KV
+    heads of the model) of a tensor-parallel rank. Raises ValueError for what check_folder() refuses, and for a limit below 1."""
 
     def __init__(self, folder: str | os.PathLike[str], limit: int, layers: Iterable[int], shard: tuple[int, int] = (0, 0)):
         if limit < 1:
@@ -56,24 +68,29 @@ class Rows:
         self._kept: dict[int, list[tuple[Any, Any, Any]]] = {layer: [] for layer in self.layers}
         self._scales: dict[int, float] = {}
         self._missing: list[int] = []  # layers that a pass did not have
-        self._pass: dict[int, tuple[Any, Any, Any]] = {}
-        self._mask, self._pass_lengths, self._pass_texts = None, list[int](), list[Any]()
+        self._passes: dict[int, _Pass] = {}  # the last one of each thread
+        self._lock = threading.Lock()
 
     def begin(self, mask: Any, lengths: Sequence[int], texts: Sequence[Any]) -> None:
-        """A forward pass. mask: which of its rows are of sequences, one after the other, that are there from their first token on;
-        lengths: of these; texts: their token ids (int32 numpy arrays), or None of one whose are not known. What is beyond the limit is
-        cut."""
-        self._end()
-        self._mask, left = mask, self.limit - sum(self.lengths)
-        for length, ids in zip(lengths, texts):
-            if (kept := min(length, left)) > 0:
-                self._pass_lengths.append(kept)
-                self._pass_texts.append(None if ids is None else ids[:kept])
-                left -= kept
+        """A forward pass of this thread. mask: which of its rows are of sequences, one after the other, that are there from their first
+        token on; lengths: of these; texts: their token ids (int32 numpy arrays), or None of one whose are not known. What is beyond the
+        limit is cut."""
+        with self._lock:
+            begun = self._passes.setdefault(threading.get_ident(), _Pass())
+            self._end(begun)
+            begun.mask, left = mask, self.limit - self._taken()
+            for length, ids in zip(lengths, texts):
+                if (kept := min(length, left)) > 0:
+                    begun.lengths.append(kept)
+                    begun.texts.append(None if ids is None else ids[:kept])
+                    left -= kept
+
+    def _taken(self) -> int:
+        return sum(self.lengths) + sum(sum(each.lengths) for each in self._passes.values())
 
     @property
     def full(self) -> bool:
-        return sum(self.lengths) + sum(self._pass_lengths) >= self.limit
+        return self._taken() >= self.limit
 
     def begin_prompts(self, tokens: int, places: Sequence[slice], texts: Sequence[Any]) -> None:
         """begin() of a pass over so many tokens, of which some are prompts from their first token on."""
@@ -87,17 +104,18 @@ class Rows:
     def add(self, layer: int, q: Any, k: Any, v: Any, scale: float) -> None:
         """A layer's rows of the pass, (of the mask's dimensions, heads, dim), where scores are scale q k. Raises IndexError or ValueError
         if they do not fit to others, or if memory or disk is too small for all."""
-        if layer not in self._kept or not self._pass_lengths:
+        seen = self._passes.get(threading.get_ident())
+        if layer not in self._kept or seen is None or not seen.lengths:
             return
-        count = sum(self._pass_lengths)
-        rows = tuple(x.detach()[self._mask.to(x.device)][:count].cpu() for x in (q, k, v))
+        count = sum(seen.lengths)
+        rows = tuple(x.detach()[seen.mask.to(x.device)][:count].cpu() for x in (q, k, v))
         shapes = [tuple(x.shape[1:]) for x in rows]
         if not self._scales:
             self._shapes = shapes
             self._require_room(sum(x[0].nbytes for x in rows) * len(self.layers))
         if shapes != self._shapes:
             raise ValueError(f"layer {layer} has rows of heads and channels {shapes}, others {self._shapes}; use oscar dump")
-        self._pass[layer], self._scales[layer] = rows, scale
+        seen.layers[layer], self._scales[layer] = rows, scale
 
     def save(self, model: dict[str, Any], images: Sequence[int] = ()) -> None:
         """Writes the file and says what it has. model: ModelIdentity without sizes; images: token ids that stand for pieces of images.
@@ -105,11 +123,16 @@ class Rows:
         possible."""
         import torch
 
-        self._end()
+        with self._lock:
+            for each in self._passes.values():
+                self._end(each)
+        if not self._passes:
+            raise RuntimeError("no rows were kept: the model itself was not called; call it, and no part of it")
         if not self.lengths:
             raise RuntimeError(f"no rows were kept, since layers {self._missing} were not observed; use oscar dump" if self._missing else
-                               "no rows were kept: no sequence was seen from its first token on, as where prefix caching has it or "
-                               "padding lies before it without position_ids; turn the prefix cache off, or pass position_ids")
+                               "no rows were kept: no sequence was seen from its first token on, as where prefix caching has it, padding lies "
+                               "before it without position_ids, several texts share a row, or its mask has holes; turn the prefix cache off, "
+                               "pass position_ids, or give each text a row of its own")
         for layer, parts in self._kept.items():
             self._kept[layer] = [tuple(torch.cat(side) for side in zip(*parts))]
         (q_heads, dim), (heads, _), (_, value_dim) = self._shapes
@@ -136,17 +159,17 @@ class Rows:
         logging.getLogger("oscar_kv").warning("oscar_kv: rows of %d tokens in %d sequences are in %s; next: oscar fit --dump %s --out SET%s",
                                               tokens, len(self.lengths), path, shlex.quote(str(self.folder)), short)
 
-    def _end(self) -> None:
+    def _end(self, each: _Pass) -> None:
         """Keeps the pass, if all layers have seen it: an error may have ended it."""
-        if self._pass_lengths and self._pass.keys() == self._kept.keys():
-            for layer, rows in self._pass.items():
+        if each.lengths and each.layers.keys() == self._kept.keys():
+            for layer, rows in each.layers.items():
                 self._kept[layer].append(rows)
-            self.lengths += self._pass_lengths
+            self.lengths += each.lengths
             if self._texts is not None:
-                self._texts = None if any(ids is None for ids in self._pass_texts) else self._texts + self._pass_texts
-        elif self._pass_lengths:
-            self._missing = [layer for layer in self.layers if layer not in self._pass]
-        self._pass, self._pass_lengths, self._pass_texts = {}, [], []
+                self._texts = None if any(ids is None for ids in each.texts) else self._texts + each.texts
+        elif each.lengths:
+            self._missing = [layer for layer in self.layers if layer not in each.layers]
+        each.lengths, each.texts, each.layers = [], [], {}
 
     def _require_room(self, token_bytes: int) -> None:
         heads = self._shapes[1][0]

@@ -11,17 +11,20 @@ Non-goals: latent attention, static caches, gradient checkpointing (it runs laye
 import inspect
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
 from . import identity
 from .rows import DEFAULT_TOKENS, Rows
 
+_open: list["Tap"] = []  # those that observe now
+_replaced: dict[str, Any] = {}  # by name in transformers' registry, what the first of them found there
+
 
 class Tap:
-    """A context manager: while it is open, rows of every forward pass of `model` are kept; its end writes them, unless by an error. Usable
-    once.
+    """A context manager: while it is open, rows of every forward pass of `model` are kept, of several threads at once, too; its end writes
+    them, unless by an error. Usable once.
 
     dump: the folder, for `tokens` tokens at most: of every sequence from its first token on, without what a cache has and what is
     generated, and without sequences whose position_ids do not count from 0, as behind padding unless they are passed. layers: only
@@ -43,41 +46,31 @@ class Tap:
         if not self._wanted:
             raise ValueError(f"{type(model).__name__} has no attention modules with a layer_idx of {self.layers}")
         self._rows = Rows(dump, tokens, self.layers, shard)
-        self._restore: list[Callable[[], object]] = []
 
     def __enter__(self) -> "Tap":
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
         names = {getattr(module.config, "_attn_implementation", None) or "eager"
                  for module in self._model.modules() if id(module) in self._wanted}
-        hook = self._model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
-        self._restore.append(hook.remove)
-        for name in names:
-            self._wrap(ALL_ATTENTION_FUNCTIONS, name)
+        self._hook = self._model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
+        _open.append(self)
+        for name in names - _replaced.keys():
+            _wrap(ALL_ATTENTION_FUNCTIONS, name)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
-        while self._restore:
-            self._restore.pop()()
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        self._hook.remove()
+        _open.remove(self)
+        while _replaced and not _open:
+            name, previous = _replaced.popitem()
+            del ALL_ATTENTION_FUNCTIONS[name]
+            if previous is not None:
+                ALL_ATTENTION_FUNCTIONS[name] = previous
         if kind is None:
             self._rows.save(self._identity, identity.image_tokens_of(self._model.config))
-
-    def _wrap(self, registry: Any, name: str) -> None:
-        """Puts an attention function that observes under a name of transformers' registry. "eager" is not in it: each
-        architecture brings its own."""
-        local = registry._local_mapping
-        known = registry.get(name)
-        previous = local.get(name)
-
-        def attend(module: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-            if id(module) in self._wanted:
-                self._observe(module, query, key, value, kwargs.get("scaling"))
-            function = known or sys.modules[type(module).__module__].eager_attention_forward
-            return function(module, query, key, value, *args, **kwargs)
-
-        registry[name] = attend
-        self._restore.append(lambda: local.pop(name) if previous is None else local.update({name: previous}))
 
     def _before_forward(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments
@@ -93,7 +86,9 @@ class Tap:
         import torch
 
         batch, length = (embeddings if ids is None else ids).shape[:2]
-        real = torch.ones(batch, length, dtype=torch.bool) if mask is None or mask.dim() != 2 else mask[:, -length:].bool().cpu()
+        if not (mask is None or continues or getattr(mask, "ndim", 0) == 2):
+            raise ValueError("observe: give attention_mask as (batch, tokens); padding cannot be told by other masks")
+        real = torch.ones(batch, length, dtype=torch.bool) if mask is None or continues else mask[:, -length:].bool().cpu()
         if positions is not None and positions.dim() == 3:  # of text, height and width, or with those of the sequence before them
             positions = positions[0] if len(positions) == 4 else None
         counted = torch.arange(length)[None] if positions is None else positions.cpu()
@@ -108,6 +103,22 @@ class Tap:
             key, value = key[:, :, -tokens:], value[:, :, -tokens:]
         q, k, v = (x.transpose(1, 2) for x in (query, key, value))
         self._rows.add(self._wanted[id(module)], q, k, v, dim**-0.5 if scaling is None else scaling)
+
+
+def _wrap(registry: Any, name: str) -> None:
+    """Puts an attention function by which open taps observe under a name of transformers' registry. "eager" is not in it: each
+    architecture brings its own."""
+    known = registry.get(name)
+
+    def attend(module: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        for tap in tuple(_open):
+            if id(module) in tap._wanted:
+                tap._observe(module, query, key, value, kwargs.get("scaling"))
+        function = known or sys.modules[type(module).__module__].eager_attention_forward
+        return function(module, query, key, value, *args, **kwargs)
+
+    _replaced[name] = registry._local_mapping.get(name)
+    registry[name] = attend
 
 
 observe = Tap  # what is done with a model, where it is done
