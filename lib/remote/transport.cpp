@@ -37,11 +37,11 @@ StoreLocation folder_at(const std::string& path, const AskedFor& asked) {
 }
 
 StoreLocation server_at(const std::string& scheme, const std::string& rest, const AskedFor& asked) {
-  const std::string host = rest.substr(0, rest.find('/'));
-  if (host.find('@') != std::string::npos) {  // of which nothing is shown: it may be a password
+  if (rest.find('@') != std::string::npos) {  // of which nothing is shown: it may be a password
     throw UsageError("an address has no user and no password", asked.option,
                      "leave them out, and put \"machine HOST login USER password …\" into ~/.netrc");
   }
+  const std::string host = rest.substr(0, rest.find('/'));
   if (host.empty() || rest.find_first_of("?# \t\r\n\"<>\\") != std::string::npos) {
     refuse("not an address: " + scheme + "://" + rest.substr(0, rest.find_first_of("?#")), asked);
   }
