@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: MIT
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <functional>
 #include <optional>
@@ -269,7 +271,11 @@ BytePairEncoder::BytePairEncoder(BpeModel model, const std::string& where) : mod
   std::int32_t rank = 0;
   for (const auto& [left, right] : model_.merges) {
     const std::string what = "a part or the result of merge " + std::to_string(rank);
-    merges_.try_emplace(key_of(id_of(left, what), id_of(right, what)), Merge{rank, id_of(left + right, what)});
+    const std::uint64_t key = key_of(id_of(left, what), id_of(right, what));
+    if (!merges_.try_emplace(key, Merge{rank, id_of(left + right, what)}).second) {
+      throw DataError(fmt::format("merge {} stands there twice, and readers differ in which counts", rank), where,
+                      "encode the text elsewhere and pass token ids with --tokens");
+    }
     ++rank;
   }
   model_.merges.clear();

@@ -223,15 +223,18 @@ class Reader {
   }
 
   void read_metaspace(const Json& step, const std::string& name) {
-    const std::string scheme = text(step, "prepend_scheme");
+    const std::string scheme = member(step, "prepend_scheme").is_null() ? "always" : text(step, "prepend_scheme");
     SplitStep out{.kind = SplitStep::Kind::kMetaspace, .pattern = text(step, "replacement")};
     out.cut = member(step, "split").is_null() || flag(step, "split");
     if (out.pattern.empty()) fail(name, "has no replacement");
+    if (scheme != "never" && member(step, "add_prefix_space") == false) {
+      fail(name, "has \"add_prefix_space\": false and a \"prepend_scheme\" that is not \"never\"");
+    }
     if (scheme == "first") {
       out.prepend = SplitStep::Prepend::kFirst;
-    } else if (scheme == "always" || (scheme.empty() && flag(step, "add_prefix_space"))) {
+    } else if (scheme == "always") {
       out.prepend = SplitStep::Prepend::kAlways;
-    } else if (scheme != "never" && !scheme.empty()) {
+    } else if (scheme != "never") {
       unsupported(name + ".prepend_scheme", member(step, "prepend_scheme").dump());
     }
     file_.splits.push_back(out);

@@ -86,8 +86,9 @@ const Workspace& workspace() {
   return work;
 }
 
-/// \s and \S as Unicode defines white space: PCRE2's own \s has U+180E, which no longer is.
-std::string with_unicode_spaces(const std::string& expression) {
+/// \s and \S as Unicode defines white space: PCRE2's own \s has U+180E, which no longer is. And \p{Han} as the script,
+/// without the signs that it shares with others.
+std::string with_unicode_properties(const std::string& expression) {
   std::string result;
   for (std::size_t i = 0; i < expression.size(); ++i) {
     if (expression[i] != '\\' || i + 1 == expression.size()) {
@@ -101,8 +102,38 @@ std::string with_unicode_spaces(const std::string& expression) {
       result += "\\P{White_Space}";
     } else {
       result += {'\\', escaped};
+      const std::string_view rest = std::string_view(expression).substr(i + 1);
+      const std::size_t name = rest.find_first_not_of("{^");
+      const bool is_script = (escaped == 'p' || escaped == 'P') && rest.starts_with('{') && rest.find('}') > name + 2;
+      if (is_script) result.append(rest.substr(0, name)).append("sc:"), i += name;
     }
   }
+  return result;
+}
+
+/// An expression of Oniguruma, which Hugging Face tokenizers has, for PCRE2: [A&&[^B]] becomes (?:(?![B])[A]). Throws
+/// DataError for what PCRE2 reads otherwise, or may: other sets in sets, escapes, (?m), {,n}, {n}? and {n,m}+.
+std::string for_pcre2(const std::string& expression, const std::string& where) {
+  static const std::string kEscape = R"(\\(?:[pPx]\{[^{}]*\}|[aAbBdDefnrRsStwWxzZ]|[^A-Za-z]))";
+  static const std::string kMember = "(?:" + kEscape + R"(|\[:\^?\w+:\]|[^\\\[\]&]|&(?!&)))";
+  static const SplitPattern kSame(
+      R"(\[(?!\^)\]?)" + kMember + R"(*+&&\[\^(?!\^))" + kMember + R"(++\]\]|\[\^?\]?)" + kMember + R"(*+\]|)" +
+          kEscape + R"(|\{\d+,\d*\}(?!\+)|\{\d+\}(?![?+])|\{(?!\d*,?\d*\})|\((?!\?[isx-]*m)|[^\\\[{(])",
+      "");
+  std::string result;
+  const auto same = [&](std::string_view part) {
+    const std::size_t cut = part.starts_with('[') ? part.find("&&[^") : std::string_view::npos;
+    if (cut == std::string_view::npos) return result.append(part), true;
+    const std::string_view without = part.substr(cut + 4, part.size() - cut - 6);
+    return result.append(fmt::format("(?:(?![{}]){}])", without, part.substr(0, cut))), true;
+  };
+  const auto other = [&](std::string_view part) -> bool {
+    const auto at = static_cast<std::size_t>(part.data() - expression.data());
+    throw DataError(fmt::format("\"{}\" in a split pattern, or what follows it, is not supported",
+                                whole_characters(std::string_view(expression).substr(at, 16))),
+                    where, "encode the text elsewhere and pass token ids with --tokens");
+  };
+  kSame.split(expression, same, other);
   return result;
 }
 
@@ -152,9 +183,9 @@ struct SplitPattern::Impl {
 SplitPattern::SplitPattern(const std::string& expression, const std::string& where) : impl_(std::make_unique<Impl>()) {
   int error = 0;
   PCRE2_SIZE offset = 0;
-  const std::string rewritten = with_unicode_spaces(expression);
+  const std::string rewritten = with_unicode_properties(where.empty() ? expression : for_pcre2(expression, where));
   impl_->code.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(rewritten.data()), rewritten.size(),
-                                  PCRE2_UTF | PCRE2_UCP, &error, &offset, nullptr));
+                                  PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE, &error, &offset, nullptr));
   if (!impl_->code) {
     throw DataError("cannot compile the split pattern: " + message_of(error) + " at its byte " + std::to_string(offset),
                     where, "fetch the tokenizer again, or pass token ids with --tokens");
@@ -171,7 +202,7 @@ SplitPattern& SplitPattern::operator=(SplitPattern&&) noexcept = default;
 bool SplitPattern::split(std::string_view text, const std::function<bool(std::string_view)>& match,
                          const std::function<bool(std::string_view)>& between) const {
   std::string known;
-  if (this != &unknown_characters() &&
+  if (!impl_->where.empty() &&
       std::ranges::any_of(text, [](char c) { return static_cast<unsigned char>(c) >= 0xe0U; })) {
     unknown_characters().split(
         text, [&](std::string_view character) { return known.append(older_like(character, impl_->where)), true; },

@@ -20,10 +20,11 @@ namespace oscar {
 /// readers of tokenizers differ in how they order it.
 [[nodiscard]] std::string to_nfc(std::string_view text, const std::string& where);
 
-/// A regular expression. \p and \s follow Unicode.
+/// A regular expression as Hugging Face tokenizers has them (Oniguruma). \p and \s follow Unicode.
 class SplitPattern {
  public:
-  /// Throws DataError naming `where` if the expression is not valid.
+  /// Throws DataError naming `where` if the expression is not valid, or not known to be read here as it is there.
+  /// where: empty for an expression that is PCRE2's.
   SplitPattern(const std::string& expression, const std::string& where);
   ~SplitPattern();
   SplitPattern(SplitPattern&&) noexcept;

@@ -8,6 +8,7 @@
 
 #include "base/files.hpp"
 #include "base/json.hpp"
+#include "model/tokenizer/unicode.hpp"
 #include "support/support.hpp"
 
 namespace oscar {
@@ -108,6 +109,25 @@ TEST_CASE("the longest added token wins, before or after normalization as it say
   CHECK(tokenizer.encode("\xc3\xb6", "") != Ids{2050});
 }
 
+TEST_CASE("lines begin and end at every break, and words begin with a mark unless the file denies it") {
+  std::vector<std::string> words;
+  const auto add = [&](std::string_view word) { return words.emplace_back(word), true; };
+  SplitPattern(R"(\s+$|[^q]^b|.)", "tokenizer.json").split("a  \n\nb\nb", add, add);
+  CHECK(words == std::vector<std::string>{"a", "  \n", "\nb", "\nb"});
+  const test::TemporaryFolder folder;
+  const auto ids = [&](const char* scheme) {
+    return Tokenizer(changed(folder,
+                             [&](Json& json) {
+                               json["pre_tokenizer"] = {{"type", "Metaspace"}, {"replacement", "_"}};
+                               if (scheme != nullptr) json["pre_tokenizer"]["prepend_scheme"] = scheme;
+                               json["model"]["unk_token"] = "<|endoftext|>";
+                             }))
+        .encode("a", "");
+  };
+  CHECK(ids(nullptr) == ids("always"));
+  CHECK(ids(nullptr) != ids("never"));
+}
+
 TEST_CASE("very long words and lines are encoded in reasonable time") {
   const std::size_t size = 300'000;
   for (const char c : {'a', ' ', '\n', '=', '\xff'}) {
@@ -147,6 +167,13 @@ TEST_CASE("a tokenizer.json with features that are not supported names them") {
   refused([](Json& j) { j["pre_tokenizer"]["pretokenizers"][0]["invert"] = true; }, "invert\" true");
   refused([](Json& j) { j["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {{"String", "x"}}; }, "without a Regex");
   refused([](Json& j) { j["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "(a"; }, "cannot compile");
+  for (const char* foreign : {R"([a&&b])", R"([^a&&[^b]])", R"([a&&[^^b]])", R"([a[bc]])", R"(\h)", R"([\v])", R"(\K)",
+                              R"(\p{)", "(?m)", "(?i-m:a)", "a{,3}", "a{2}?", "a{1,2}+"}) {
+    refused([&](Json& j) { j["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = foreign; },
+            "in a split pattern, or what follows it, is not supported");
+  }
+  const Json metaspace{{"type", "Metaspace"}, {"replacement", "_"}, {"add_prefix_space", false}};
+  refused([&](Json& j) { j["pre_tokenizer"] = metaspace; }, "\"prepend_scheme\" that is not \"never\"");
   refused([](Json& j) { j["post_processor"] = {{"type", "BertProcessing"}}; }, "\"post_processor\"");
   refused([](Json& j) { j["model"]["type"] = "Unigram"; }, "model.type");
   refused([](Json& j) { j["model"]["dropout"] = 0.1; }, "model.dropout");
@@ -157,6 +184,7 @@ TEST_CASE("a tokenizer.json with features that are not supported names them") {
   refused([](Json& j) { j["model"]["vocab"] = 3; }, "model.vocab");
   refused([](Json& j) { j["model"]["vocab"]["a"] = "x"; }, "has an id");
   refused([](Json& j) { j["model"]["merges"][5] = 3; }, "model.merges[5]\" is not a pair");
+  refused([](Json& j) { j["model"]["merges"][5] = j["model"]["merges"][3]; }, "merge 5 stands there twice");
   refused([](Json& j) { j["model"]["merges"][5] = {"zz", "zq"}; }, "merge 5 is not in the vocabulary");
   refused([](Json& j) { j["model"]["merges"][5] = {"\xe6\x97\xa5", "a"}; }, "byte-level alphabet");
 }

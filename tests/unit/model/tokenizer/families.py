@@ -12,6 +12,7 @@ QWEN35 = ENDS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+
 LLAMA3 = ENDS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + TAIL
 O200K = (rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{ENDS}?|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{ENDS}?|"
          r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + TAIL)
+KIMI = r"[\p{Han}]+|" + O200K.replace("M}]", r"M}&&[^\p{Han}]]")
 DEEPSEEK = [r"\p{N}{1,3}", r"[一-龥぀-ゟ゠-ヿ]+",
             r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"
             r" ?[\p{P}\p{S}]+[\r\n]*|" + TAIL]
@@ -102,6 +103,7 @@ FAMILIES = {
     "glm4": lambda texts: byte_level(texts, splits(LLAMA3)),
     "minimax": lambda texts: byte_level(texts, splits(LLAMA3, behavior="removed", invert=True)),
     "gpt-oss": lambda texts: byte_level(texts, splits(O200K), ignore_merges=True),
+    "kimi-k2": lambda texts: byte_level(texts, splits(KIMI)),
     "deepseek-v3": lambda texts: byte_level(texts, splits(*DEEPSEEK), normalizers.Sequence([])),
     "digits": lambda texts: byte_level(texts, [pre_tokenizers.Digits(True), *splits(QWEN2)]),
     "smollm": lambda texts: without_control_bytes(byte_level(texts, [
