@@ -95,6 +95,7 @@ void check_quantization(const ConfigFile& file, ModelConfig& config) {
     config.fp8 = true;
     const Json blocks = member.value("weight_block_size", Json());
     if (!blocks.is_null() && blocks != Json{128, 128}) file.unsupported("\"weight_block_size\": " + blocks.dump());
+    if (!member.value("transform_config", Json()).empty()) file.unsupported("quantization_config.transform_config");
   } else if (method != "mxfp4") {
     file.refuse("the checkpoint is quantized with \"" + method + "\", which is not supported",
                 "use the checkpoint that it was made from, or one in float8 (\"fp8\") or mxfp4");
@@ -104,6 +105,7 @@ void check_quantization(const ConfigFile& file, ModelConfig& config) {
 void read_sizes(const ConfigFile& file, ModelConfig& config) {
   config.hidden_size = file.dimension("hidden_size");
   config.num_layers = file.dimension("num_hidden_layers");
+  if (config.num_layers > kMostModelLayers) file.unsupported_member("num_hidden_layers");
   config.num_attention_heads = file.dimension("num_attention_heads");
   config.num_key_value_heads = file.dimension("num_key_value_heads", config.num_attention_heads);
   const char* own = file.has("qk_rope_head_dim") ? "qk_rope_head_dim" : "head_dim";

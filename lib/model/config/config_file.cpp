@@ -163,8 +163,9 @@ bool ConfigFile::flag(const char* name, bool otherwise) const {
 }
 
 std::string ConfigFile::text(const char* name, const std::string& otherwise) const {
-  const Json& member = at(name);
-  return member.is_string() ? member.get<std::string>() : otherwise;
+  if (!has(name)) return otherwise;
+  if (!at(name).is_string()) refuse("member \"" + prefix_ + name + "\" must be a text, found " + at(name).dump());
+  return at(name).get<std::string>();
 }
 
 void ConfigFile::refuse(const std::string& what, const std::string& remedy) const {

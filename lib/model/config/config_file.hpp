@@ -20,6 +20,9 @@
 
 namespace oscar {
 
+/// Beyond any model: what is kept of each layer, or expert, has to fit into memory.
+inline constexpr int kMostModelLayers = 4096, kMostModelExperts = 1 << 18;  // experts of all layers
+
 class ConfigFile {
  public:
   /// The file's object, or its member "text_config" if it describes the language part of a larger model.
@@ -56,6 +59,7 @@ class ConfigFile {
     return has(name) ? positive(name) : otherwise;
   }
   [[nodiscard]] bool flag(const char* name, bool otherwise = false) const;
+  /// Throws DataError for what is there and no text.
   [[nodiscard]] std::string text(const char* name, const std::string& otherwise) const;
 
   /// Says of what stands in two places which is taken.

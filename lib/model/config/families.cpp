@@ -129,9 +129,14 @@ void check_architecture(ConfigFile& file, const std::string& model_type) {
 void describe_architecture(const ConfigFile& file, ModelConfig& config) {
   find_family(config.model_type)->describe(file, config);
   if (config.cache_layers().empty()) file.unsupported("a model without softmax attention");
+  std::int64_t experts_of_all = 0;
   for (const BlockSpec& block : config.blocks) {
     const ExpertsSpec& experts = block.mlp.experts;
     if (experts.count == 0) continue;
+    experts_of_all += experts.count;
+    if (experts_of_all > kMostModelExperts) {
+      file.unsupported(plural(experts.count, "expert") + " a layer, in so many layers,");
+    }
     if (experts.top_groups > experts.groups || experts.top_k > experts.count / experts.groups * experts.top_groups) {
       const bool grouped = experts.groups > 1 || experts.top_groups > 1;
       file.refuse(std::string(grouped ? "n_group, topk_group and num_experts_per_tok" : "num_experts_per_tok") +

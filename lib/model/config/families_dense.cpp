@@ -172,10 +172,16 @@ void describe_smollm3(const ConfigFile& file, ModelConfig& config) {
   describe_llama(file, config);
   if (!file.flag("use_sliding_window")) (void)file.at("sliding_window");  // which is of no use then
   const Json& turning = file.at("no_rope_layers");
+  const auto tells = [](const Json& turns) { return turns == 0 || turns == 1; };
+  const bool listed = !turning.is_null(), complete = turning.is_array() && std::ssize(turning) >= config.num_layers;
+  if (listed && !(complete && std::ranges::all_of(turning, tells))) {
+    file.refuse("member \"no_rope_layers\" must be a list of " + std::to_string(config.num_layers) +
+                " numbers, each 0 or 1");
+  }
   const int interval = file.dimension("no_rope_layer_interval");
   for (int layer = 0; layer < config.num_layers; ++layer) {
     const auto i = static_cast<std::size_t>(layer);
-    const bool turns = turning.is_array() && i < turning.size() ? turning[i] == 1 : (layer + 1) % interval != 0;
+    const bool turns = listed ? turning[i] == 1 : (layer + 1) % interval != 0;
     if (!turns) config.blocks[i].mixer.rope.dim = 0;
   }
 }

@@ -11,6 +11,7 @@ namespace {
 /// Which of the layers have experts: a list of exceptions, and every n-th.
 bool sparse_layer(const ConfigFile& file, int layer) {
   for (const Json& dense : file.at("mlp_only_layers")) {
+    if (!dense.is_number_integer()) file.refuse("member \"mlp_only_layers\" must be a list of whole numbers");
     if (dense == layer) return false;
   }
   return (layer + 1) % file.dimension("decoder_sparse_step", 1) == 0;

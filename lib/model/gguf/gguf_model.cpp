@@ -12,6 +12,7 @@
 
 #include "base/errors.hpp"
 #include "base/text.hpp"
+#include "model/config/config_file.hpp"
 #include "tensor/tensor.hpp"
 
 namespace oscar {
@@ -229,8 +230,6 @@ void add_experts(const Metadata& metadata, Json& config) {
   }
 }
 
-constexpr int kMostLayers = 4096;
-
 /// Which layers slide: all but each n-th, or as a list says.
 void add_windows(const GgufModel& model, int period, const Metadata& metadata, Json& config) {
   if (period == 0) return;
@@ -291,7 +290,7 @@ Json gguf_config(const GgufModel& model) {
   config["vocab_size"] = embedding.dims[1];
   config["hidden_size"] = metadata.number("embedding_length");
   const Json layers = config["num_hidden_layers"] = metadata.number("block_count");
-  if (!layers.is_number_integer() || layers < 1 || layers > kMostLayers) {
+  if (!layers.is_number_integer() || layers < 1 || layers > kMostModelLayers) {
     metadata.refuse("block_count", "is " + gguf_text(layers) + ", which is not supported");
   }
   config["num_attention_heads"] = metadata.number("attention.head_count");

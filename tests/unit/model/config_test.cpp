@@ -216,8 +216,19 @@ TEST_CASE("what is missing, impossible or not supported is named") {
   refused({{"rope_scaling", "yarn"}}, "must be an object");
   refused({{"quantization_config", {{"quant_method", "gptq"}}}}, "quantized with \"gptq\", which is not supported");
   refused({{"quantization_config", {{"quant_method", "awq"}}}}, "use the checkpoint that it was made from");
+  refused(
+      {{"quantization_config",
+        {{"quant_method", "compressed-tensors"}, {"format", "float-quantized"}, {"transform_config", {{"R1", 1}}}}}},
+      "quantization_config.transform_config");
   refused({{"hidden_act", "gelu_10"}}, "gelu_10");
   refused({{"torch_dtype", "float8_e4m3fn"}}, "float8_e4m3fn");
+  refused({{"dtype", 16}}, "\"dtype\" must be a text, found 16");
+  refused({{"num_hidden_layers", 4097}}, "\"num_hidden_layers\": 4097");
+  refused({{"model_type", "qwen3_moe"}, {"num_experts", 1 << 17}}, "131072 experts a layer");
+  refused({{"model_type", "qwen3_moe"}, {"mlp_only_layers", {1, "2"}}}, "\"mlp_only_layers\" must be a list");
+  for (const Json& turning : {Json{true, false, true, true}, Json{1, 0, 1}, Json{2, 0, 1, 1}, Json("1011")}) {
+    refused({{"model_type", "smollm3"}, {"no_rope_layers", turning}}, "a list of 4 numbers, each 0 or 1");
+  }
   const fs::path broken = folder.with({}, "broken");
   write_file(broken / "config.json", "{\"hidden_size\": 19");
   CHECK_ERROR(read_model_config(broken), DataError, "not valid JSON");
