@@ -144,17 +144,17 @@ std::vector<std::string> stock_caches() {
   return names;
 }
 
-void plan_stock_caches(VerifyReport& report, std::vector<std::string> names, const VerifyInputs& inputs,
-                       const VerifyOptions& options, Backend& backend, Status& status) {
+void require_stock_caches(const std::vector<std::string>& names) {
   const std::vector<std::string> known = stock_caches();
-  if (names == std::vector<std::string>{"all"}) names = known;
   for (const std::string& name : names) {
     if (std::ranges::find(known, name) != known.end()) continue;
     throw UsageError("no engine has a cache \"" + name + "\"", "--stock", "choose from " + joined(known) + "; or all");
   }
-  if (inputs.runner == nullptr || inputs.model_data.texts.empty()) {
-    throw UsageError("stock caches are measured in the model", "--stock", "give --model with --text or --tokens");
-  }
+}
+
+void plan_stock_caches(VerifyReport& report, const std::vector<std::string>& names, const VerifyInputs& inputs,
+                       const VerifyOptions& options, Backend& backend, Status& status) {
+  OSCAR_CHECK(inputs.runner != nullptr && !inputs.model_data.texts.empty());
   const ModelConfig& config = inputs.runner->config();
   const std::vector<KvMethod> methods = verify::methods_of(names, config);
   const ModelData data{.texts = inputs.model_data.texts};

@@ -58,9 +58,9 @@ struct VerifyInputs {
   std::vector<int> layers;
 };
 
-/// path: a set's folder, a folder of bare .pt files, or one .pt file. Throws UsageError for a threshold without the
-/// data that it needs, an unknown method, or a reader that the set has no part for; DataError for unreadable input, for
-/// data of another model than the runner's, and for text of which next to nothing is quantised.
+/// path: a set's folder, a folder of bare .pt files, or one .pt file. Throws UsageError for an
+/// unknown method, or a reader that the set has no part for; DataError for unreadable input, for data of another model
+/// than the runner's, and for text of which next to nothing is quantised.
 [[nodiscard]] VerifyReport verify_set(const std::filesystem::path& path, const VerifyInputs& inputs,
                                       const VerifyOptions& options, Backend& backend, Status& status);
 
@@ -69,10 +69,11 @@ inline constexpr double kStockKld = 0.01;
 
 /// Returns the methods (peers/baselines.hpp) that an engine ships.
 [[nodiscard]] std::vector<std::string> stock_caches();
+/// Throws UsageError for the first name that is not of a stock cache.
+void require_stock_caches(const std::vector<std::string>& names);
 
-/// Adds a plan for each of these to the report; "all" names all of them. Throws UsageError for a name that is not of a
-/// stock cache, or without a model and texts.
-void plan_stock_caches(VerifyReport& report, std::vector<std::string> names, const VerifyInputs& inputs,
+/// Adds a plan for each of these to the report, which a model and texts are there for.
+void plan_stock_caches(VerifyReport& report, const std::vector<std::string>& names, const VerifyInputs& inputs,
                        const VerifyOptions& options, Backend& backend, Status& status);
 
 }  // namespace oscar

@@ -6,6 +6,7 @@
 
 #include <ctime>
 #include <memory>
+#include <set>
 
 #include "base/errors.hpp"
 #include "base/files.hpp"
@@ -36,7 +37,12 @@ struct VerifyCommand {
 
 bool has_text(const VerifyCommand& c) { return !c.input.tokens.empty() || !c.input.texts.empty(); }
 
-void check_usage(const CLI::App& app, const VerifyCommand& c) {
+void leave_out_repeated(std::vector<std::string>& names) {
+  std::set<std::string> known;
+  std::erase_if(names, [&](const std::string& name) { return !known.insert(name).second; });
+}
+
+void check_usage(const CLI::App& app, VerifyCommand& c) {
   if (c.set.empty() && c.stock.empty()) {
     throw UsageError("SET is required", "oscar verify",
                      "name a set, in front of options that take lists, or give --stock to look at the caches of "
@@ -46,7 +52,7 @@ void check_usage(const CLI::App& app, const VerifyCommand& c) {
     refuse_given(app,
                  {"--dump", "--stats", "--needle", "--quote", "--layers", "--compare", "--for", "--windows", "--sink",
                   "--recent", "--require-held-out", "--max-output-error", "--max-softmax-kl", "--max-ppl-increase",
-                  "--max-needles-lost"},
+                  "--max-needles-lost", "--default-limits", "--record"},
                  "there is no set that it could be about", "name a set, or leave it out");
   }
   const bool has_probes = c.needles.given() || c.quotes.given(), has_rows = has_text(c) || !c.dump.empty();
@@ -56,9 +62,21 @@ void check_usage(const CLI::App& app, const VerifyCommand& c) {
   }
   const char* const remedy = "give --dump, or --model with --text or --tokens, or leave it out";
   if (!has_rows) {
-    refuse_given(app, {"--max-tokens", "--sequences", "--layers", "--max-queries"}, "there are no rows", remedy);
+    refuse_given(app,
+                 {"--max-tokens", "--sequences", "--layers", "--max-queries", "--max-output-error", "--max-softmax-kl"},
+                 "there are no rows", remedy);
   }
-  if (!has_text(c)) refuse_given(app, {"--seq-len"}, "there is no text to cut");
+  if (!has_text(c)) {
+    refuse_given(app, {"--seq-len"}, "there is no text to cut");
+    refuse_given(app, {"--stock", "--max-kld", "--max-ppl-increase"}, "the model is not run on text",
+                 "give --model with --text or --tokens, or leave it out");
+  }
+  if (!c.needles.given()) {
+    refuse_given(app, {"--max-needles-lost"}, "there are no needles", "give --model with --needle, or leave it out");
+  }
+  if (c.stock == std::vector<std::string>{"all"}) c.stock = stock_caches();
+  require_stock_caches(c.stock);
+  leave_out_repeated(c.stock), leave_out_repeated(c.options.compare);
   if (!has_rows && !has_probes) {
     refuse_given(app, {"--windows", "--precision", "--sink", "--recent"}, "nothing is measured", remedy);
     if (c.options.compare != std::vector<std::string>{"none"}) {
@@ -94,6 +112,10 @@ std::string utc_minute() { return fmt::format("{:%Y-%m-%d %H:%M} UTC", fmt::gmti
 
 void run(VerifyCommand& c, Context& context) {
   require_report_target(c.report);
+  if (c.replaces_more && std::filesystem::exists(c.set) && !std::filesystem::exists(c.set / "manifest.json")) {
+    throw UsageError("the files have no manifest that could keep a summary", "--record",
+                     "make a set of them with oscar convert, or leave it out");
+  }
   c.options.own_windows = c.windows == "own";
   c.options.precision = c.precision == "fp32" ? Precision::kExact : Precision::kServing;
   const auto backend = make_backend(context.common.device, *context.status);

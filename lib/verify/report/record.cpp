@@ -20,13 +20,14 @@ std::string kept_of_data(const Json& had, const Json& data) {
   const char* const decides = count(data, "model", "tokens") > 0 ? "model" : "attention";
   const auto is_held_out = [&](const Json& of) { return member(member(of, decides), "held_out") == true; };
   if (is_held_out(had) != is_held_out(data)) return is_held_out(data) ? "" : "held-out text";
-  for (const auto& [of, name, one] : {std::tuple{"model", "tokens", "token"},
-                                      {"model", "needles", "needle"},
-                                      {"model", "quotes", "quotation"},
-                                      {"attention", "layers", "layer"},
-                                      {"attention", "tokens_per_layer", "token"}}) {
+  for (const auto& [of, name, one, many] : {std::tuple{"model", "tokens", "token", ""},
+                                            {"model", "needles", "needle", ""},
+                                            {"model", "quotes", "quotation", ""},
+                                            {"attention", "layers", "layer", ""},
+                                            {"attention", "tokens_per_layer", "token", ""},
+                                            {"attention", "queries_per_layer", "query", "queries"}}) {
     if (std::string_view(of) == "attention" && std::string_view(decides) == "model") continue;
-    if (count(had, of, name) > count(data, of, name)) return plural(count(had, of, name), one);
+    if (count(had, of, name) > count(data, of, name)) return plural(count(had, of, name), one, many);
   }
   return "";
 }
@@ -39,6 +40,9 @@ std::string why_unrecorded(const Json& recorded, const VerifyReport& report, boo
   const bool measured = report.data.contains("model") || report.data.contains("attention");
   if (measured && to_json(report).at("windows") != report.set.at("windows")) {
     return "it was measured in other windows than the set's (--sink, --recent)";
+  }
+  if (measured && report.precision != Precision::kServing) {
+    return "it was measured in float32, not as servers round (--precision)";
   }
   if (report.verdict == Verdict::kRejected && (measured || !structure_ok(report))) return "";
   if (report.layers_left_out && count(report.data, "model", "tokens") == 0) {

@@ -60,8 +60,8 @@ struct Held {
   const char* option;
   std::optional<double> VerifyThresholds::*limit;
   std::optional<double> value;
-  const char* needs;       // to be measured; null: it was, and is no number
-  bool by_default = true;  // without a threshold that is given, too
+  bool by_default = true;       // without a threshold that is given, too
+  const char* none = nullptr;   // why there is no value; null: it was not measured
 };
 
 /// The share of the needles found with nothing quantised that a part loses: not finite where none was found, no value
@@ -73,9 +73,6 @@ std::optional<double> needles_lost(const VerifyReport& report, const MethodRepor
 }
 
 std::vector<Held> held_figures(const VerifyReport& report, const MethodReport* part) {
-  constexpr const char* kAttention = "--dump, or --model with --text or --tokens";
-  constexpr const char* kModel = "--model with --text or --tokens";
-  constexpr const char* kNeedles = "--model with --needle";
   std::optional<double> error, softmax_kl, kld, increase, lost;
   if (part != nullptr && part->attention) {
     error = part->attention->output_rel_error;
@@ -94,13 +91,13 @@ std::vector<Held> held_figures(const VerifyReport& report, const MethodReport* p
   };
   using T = VerifyThresholds;
   return {
-      {"output_rel_error", "attention output error", "--max-output-error", &T::max_output_error, error, kAttention,
+      {"output_rel_error", "attention output error", "--max-output-error", &T::max_output_error, error,
        decides(error)},
-      {"softmax_kl", "softmax KL", "--max-softmax-kl", &T::max_softmax_kl, softmax_kl, kAttention, decides(softmax_kl)},
-      {"kld_mean", "model KL", "--max-kld", &T::max_kld, kld, kModel},
-      {"ppl_increase", "relative perplexity increase", "--max-ppl-increase", &T::max_ppl_increase, increase, kModel},
-      {"needles_lost", "share of the needles lost", "--max-needles-lost", &T::max_needles_lost, lost,
-       none_to_lose ? nullptr : kNeedles}};
+      {"softmax_kl", "softmax KL", "--max-softmax-kl", &T::max_softmax_kl, softmax_kl, decides(softmax_kl)},
+      {"kld_mean", "model KL", "--max-kld", &T::max_kld, kld},
+      {"ppl_increase", "relative perplexity increase", "--max-ppl-increase", &T::max_ppl_increase, increase},
+      {"needles_lost", "share of the needles lost", "--max-needles-lost", &T::max_needles_lost, lost, true,
+       none_to_lose ? "bf16 itself found no needle" : nullptr}};
 }
 
 /// Of a part that fails its structure checks nothing need be measured.
@@ -112,8 +109,8 @@ void hold(VerifyReport& report, PartReport& part, bool sound, const Held& held, 
   if (!limit) return;
   if (!held.value) {
     if (!is_given || !sound) return;
-    if (held.needs == nullptr) return part.reasons.push_back("bf16 itself found no needle (--max-needles-lost)");
-    throw UsageError(std::string(held.words) + " was not measured", held.option, std::string("give ") + held.needs);
+    const std::string why = held.none != nullptr ? held.none : held.words + std::string(" was not measured");
+    return part.reasons.push_back(why + " (" + held.option + ")");
   }
   report.limits.push_back(
       {part.name, held.figure, *held.value, *limit, is_given, is_given ? "" : part.default_limits.measured_on});

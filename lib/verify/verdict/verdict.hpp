@@ -39,8 +39,8 @@ inline constexpr const char* kCodedLimitsMeasuredOn =
 /// already. given: hold for every part; default_limits: where no threshold is given, those of the part's bits hold what
 /// was measured. A part is accepted only if a figure of its own was held to a limit, and a reader with its part. The
 /// set is rejected if a structure check failed, or if a reader's part is rejected and that of no reader is accepted;
-/// where readers were chosen, if any of them is rejected. Throws UsageError for a given threshold on something that was
-/// not measured.
+/// where readers were chosen, if any of them is rejected. A given threshold on something that was not
+/// measured rejects the part.
 void judge(VerifyReport& report, const VerifyThresholds& given, bool default_limits);
 
 // Figures count only on text that a set was not fitted on. Blocks of token ids are compared: where the ids are at hand,

@@ -126,19 +126,4 @@ TEST_CASE("layers of a sliding window are skipped by their name, and readers of 
   CHECK(plan.tried.back().setting == "--kv-cache-dtype fp8 --kv-cache-dtype-skip-layers sliding_window 3 5");
 }
 
-TEST_CASE("what is no stock cache, and a plan without a model, is told") {
-  const auto why = [](const std::vector<std::string>& names) {
-    VerifyReport report;
-    try {
-      plan_stock_caches(report, names, {}, {}, *Sample::get().backend, Sample::get().status);
-    } catch (const UsageError& error) {
-      return text_of(error);
-    }
-    return std::string();
-  };
-  check_contains(why({"naive"}), "no engine has a cache \"naive\"");
-  check_contains(why({"naive"}), "fp8, fp8_scaled");
-  check_contains(why({"all"}), "give --model with --text or --tokens");
-}
-
 }  // namespace oscar
