@@ -14,6 +14,7 @@
 #include "dump/source.hpp"
 #include "inspect/inspect.hpp"
 #include "model/weights/checkpoint.hpp"
+#include "moments/sums.hpp"
 #include "set/convert.hpp"
 #include "set/manifest.hpp"
 #include "set/set.hpp"
@@ -65,6 +66,7 @@ Inspection inspect_rank_dump(const fs::path& folder, const RankLayout& layout) {
     const auto stream = source->open(layer);
     while (stream->next(chunk)) {
       throw_if_interrupted();
+      require_finite(chunk);
       tokens.back() += chunk.view.q.num_tokens, ++chunks;
     }
   }
@@ -73,7 +75,7 @@ Inspection inspect_rank_dump(const fs::path& folder, const RankLayout& layout) {
                          source->layer_ids(), tokens, chunks, q.num_heads, k.num_heads, q.head_dim, q.dtype);
 }
 
-/// Shapes, types, token counts and sizes of every chunk are checked, and hashes where a manifest has them.
+/// Shapes, types, token counts, sizes and values of every chunk are checked, and hashes where a manifest has them.
 Inspection inspect_dump(const fs::path& folder) {
   if (const RankLayout layout = find_ranks(folder); layout.ranks > 0) return inspect_rank_dump(folder, layout);
   const DumpIndex index(folder);
@@ -92,8 +94,18 @@ Inspection inspect_dump(const fs::path& folder) {
   const TensorLocation &q = first.front().q.location, &k = first.front().k.location;
   Inspection found{index.manifest().is_null() ? "dump (published layout)" : "dump", {}, {}};
   if (!index.manifest().is_null()) found.facts["model"] = index.manifest()["model"].value("id", Json());
-  return with_dump_facts(std::move(found), index.layer_ids(), tokens, chunks, q.shape[1], k.shape[1], q.shape[2],
-                         q.dtype);
+  found =
+      with_dump_facts(std::move(found), index.layer_ids(), tokens, chunks, q.shape[1], k.shape[1], q.shape[2], q.dtype);
+  if (!found.problems.empty()) return found;
+  const auto source = open_dump(folder, {.max_tokens = 0}, quiet);
+  for (const int layer : source->layer_ids()) {
+    QkvChunk chunk;
+    for (const auto stream = source->open(layer); stream->next(chunk);) {
+      throw_if_interrupted();
+      require_finite(chunk);
+    }
+  }
+  return found;
 }
 
 Inspection inspect_model(const fs::path& folder) {

@@ -68,6 +68,9 @@ struct FisherMoments {
 /// Throws DataError if no sequence was longer than the windows: then there is no history to weigh.
 [[nodiscard]] FisherMoments mean(const FisherSums& sums, Windows windows);
 
+/// Throws DataError naming the token and head of a value that is NaN or infinite.
+void require_finite(const QkvChunk& chunk);
+
 /// The sums over the tokens of one layer that one walk over its rows takes. Parts of its data add up.
 struct AdditiveMoments {
   std::map<Moment, MomentSums> sums;  // kKtk, kQqt, kVtv

@@ -21,20 +21,6 @@ std::int64_t bytes_per_token(const QkvView& view) {
   return view.q.bytes_per_token() + view.k.bytes_per_token() + view.v.bytes_per_token();
 }
 
-/// Finds the value that spoilt a sum.
-void throw_if_not_finite(HeadsView x, const char* what, const QkvChunk& chunk) {
-  std::vector<float> row(static_cast<std::size_t>(x.head_dim));
-  for (std::int64_t t = 0; t < x.num_tokens; ++t) {
-    for (int h = 0; h < x.num_heads; ++h) {
-      x.row(t, h, row);
-      if (std::all_of(row.begin(), row.end(), [](float v) { return std::isfinite(v); })) continue;
-      throw DataError(std::string(what) + " has NaN or Inf",
-                      chunk.where + ", token " + std::to_string(t) + ", head " + std::to_string(h),
-                      chunk.remedy + std::string(", or leave the sequence out"));
-    }
-  }
-}
-
 /// Returns the size of all rows of a layer.
 std::int64_t bytes_of(LayerStream& layer) {
   std::int64_t bytes = 0;
@@ -48,11 +34,7 @@ std::int64_t bytes_of(LayerStream& layer) {
 
 /// Throws DataError that names the value which spoilt a sum, or NumericalError if there is none.
 [[noreturn]] void throw_not_finite(const Chunks& chunks) {
-  for (const QkvChunk& chunk : chunks) {
-    throw_if_not_finite(chunk.view.q, "q", chunk);
-    throw_if_not_finite(chunk.view.k, "k", chunk);
-    throw_if_not_finite(chunk.view.v, "v", chunk);
-  }
+  std::ranges::for_each(chunks, require_finite);
   throw NumericalError("a second moment overflows", chunks.front().where, chunks.front().remedy);
 }
 
@@ -171,9 +153,10 @@ Sums take_blocks(LayerStream& layer, const WorkShape& shape, const Zero& zero, c
 /// A model computes no head of zeros, nor one whose squares leave float32, in which covariances are kept. Values that
 /// have no weight have keys of zeros.
 void require_values(const MomentSums& sums, const std::string& rows, LayerStream& layer) {
-  for (int head = 0; head < sums.sums.count; ++head) {
+  const MatrixStack mean = sums.mean();
+  for (int head = 0; head < mean.count; ++head) {
     const double total = sums.total[static_cast<std::size_t>(head)];
-    const double largest = total > 0 ? std::ranges::max(sums.sums[head]) / total : 0;
+    const double largest = total > 0 ? std::ranges::max(mean[head]) : 0;
     if (largest >= std::numeric_limits<float>::min() && largest <= std::numeric_limits<float>::max()) continue;
     QkvChunk first;
     layer.rewind();
@@ -185,6 +168,21 @@ void require_values(const MomentSums& sums, const std::string& rows, LayerStream
 }
 
 }  // namespace
+
+void require_finite(const QkvChunk& chunk) {
+  for (const auto& [what, x] : {std::pair{"q", &chunk.view.q}, {"k", &chunk.view.k}, {"v", &chunk.view.v}}) {
+    std::vector<float> row(static_cast<std::size_t>(x->head_dim));
+    for (std::int64_t t = 0; t < x->num_tokens; ++t) {
+      for (int h = 0; h < x->num_heads; ++h) {
+        x->row(t, h, row);
+        if (std::ranges::all_of(row, [](float v) { return std::isfinite(v); })) continue;
+        throw DataError(what + std::string(" has NaN or Inf"),
+                        chunk.where + ", token " + std::to_string(t) + ", head " + std::to_string(h),
+                        chunk.remedy + std::string(", or leave the sequence out"));
+      }
+    }
+  }
+}
 
 BlockCut::BlockCut(const WorkShape& shape, std::int64_t bytes) {
   const std::int64_t least_calls = std::max<std::int64_t>(1, (bytes - 1) / shape.bytes_per_call + 1);
