@@ -3,7 +3,7 @@
 class in transformers reads the file and COMPARE (compare.cpp) does: as the class writes it, and with each member at another value
 than the class's. They agree, or COMPARE refuses and names the member. Members are tried some at a time; alone where those do not
 agree, or all with --each. Published files are read with one warning at most. README's table
-calls none refused that was accepted. Exit status 77 without transformers."""
+calls none refused that was accepted, and none read that was always refused. Exit status 77 without transformers."""
 import itertools
 import json
 import re
@@ -92,13 +92,13 @@ class Judge:
         return self.compare.ask(self.folder, self.folder / "golden.safetensors")
 
     def refuses(self, family, members):
-        """Whether the file alone is refused, which must name a member of the class."""
+        """Why the file alone is refused, which must name a member of the class; nothing: it is not."""
         answer = self.read(family.document(family.sizes | members))
         refused = answer.startswith("refused")
         self.counts["refused"] += refused
         if refused and not any(name in answer for name in [*members, *family.members, "RoPE", "layer type"]):
             self.wrong.append(f"{family.name} {members}: {answer}")
-        return refused
+        return answer if refused else ""
 
     def judge(self, family, together):
         """members of several cases, as one; where that is not the same, of half of them"""
@@ -122,12 +122,16 @@ def groups(cases, size):
         yield from (row[start:start + size] for start in range(0, len(row), size))
 
 
-def told_otherwise(family, accepted):
-    """Members that README's row calls refused, although another value than the class's was accepted."""
-    row = re.search(rf"^\| `{family.name}` \| .* \| (.*) \|$", README, re.MULTILINE)
+def told_otherwise(family, accepted, refusals):
+    """Members that README's row calls refused, although another value than the class's was accepted, or read, although each was refused."""
+    row = re.search(rf"^\| `{family.name}` \| (.*) \| (.*) \|$", README, re.MULTILINE)
+    if not row:
+        return [f"README: no row of {family.name}"]
+    read, refused = (set(re.findall(r"`(\w+)`", column)) for column in row.groups())
     taken = {key for members in accepted for key, value in members.items() if value != family.members.get(key)}
-    return [f"README: {family.name} accepts {key}" for key in re.findall(r"`(\w+)`", row[1]) if key in taken] if row else [
-        f"README: no row of {family.name}"]
+    unread = {name for refusal in refusals for name in re.findall(r'^refused "(\w+)": .* in this model', refusal)}
+    return [f"README: {family.name} accepts {key}" for key in refused & taken] + [
+        f"README: {family.name} refuses {key}" for key in read & unread - taken]
 
 
 def main():
@@ -142,8 +146,9 @@ def main():
             answer = judge.run(family, {})
             if not answer.startswith("same") or "warning:" in answer:  # as the class writes it, without a warning
                 judge.wrong.append(f"{name}: {answer or 'transformers makes no such model'}")
-            accepted = [members for members in family.others() if not judge.refuses(family, members)]
-            judge.wrong += told_otherwise(family, accepted)
+            answers = [(members, judge.refuses(family, members)) for members in family.others()]
+            accepted = [members for members, refusal in answers if not refusal]
+            judge.wrong += told_otherwise(family, accepted, [refusal for _, refusal in answers])
             for together in groups(accepted, 1 if "--each" in sys.argv else TOGETHER):
                 judge.judge(family, together)
         for name, document in json.loads(Path(__file__).with_name("published_configs.json").read_text()).items():
