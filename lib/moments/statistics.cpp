@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <set>
 
 #include "base/errors.hpp"
 #include "base/sha256.hpp"
@@ -232,13 +233,24 @@ void merge(LayerStatistics& to, LayerStatistics from, const std::string& where) 
   }
 }
 
-/// Where the file's data are in `all`, to which new ones are added.
-std::vector<std::size_t> places_of(const Statistics& manifest, std::vector<CalibrationData>& all) {
+/// Whether half of the texts of either or more are among those of the other.
+bool share_texts(const CalibrationData& a, const CalibrationData& b) {
+  const std::set<std::string_view> known(a.blocks.begin(), a.blocks.end());
+  const auto shared = std::ranges::count_if(b.blocks, [&](const std::string& text) { return known.contains(text); });
+  return shared > 0 && 2 * shared >= std::min(std::ssize(a.blocks), std::ssize(b.blocks));
+}
+
+/// Where the part's data are in `all`, to which new ones are added.
+std::vector<std::size_t> places_of(const Part& part, std::vector<CalibrationData>& all) {
   std::vector<std::size_t> places;
-  for (const CalibrationData& each : manifest.data) {
+  for (const CalibrationData& each : part.manifest.data) {
     const auto found = std::find(all.begin(), all.end(), each);
     places.push_back(static_cast<std::size_t>(found - all.begin()));
-    if (found == all.end()) all.push_back(each);
+    if (found != all.end()) continue;
+    if (std::ranges::any_of(all, [&](const CalibrationData& other) { return share_texts(other, each); })) {
+      throw DataError("the same texts twice", part.name(), "give parts of the data that do not overlap");
+    }
+    all.push_back(each);
   }
   return places;
 }
@@ -350,7 +362,7 @@ Statistics read_statistics(const std::vector<std::filesystem::path>& paths) {
   for (const Part& part : parts) {
     for (const Part& other : parts) require_same_origin(part, other);
     const std::size_t known = out.data.size();
-    const std::vector<std::size_t> places = places_of(part.manifest, out.data);
+    const std::vector<std::size_t> places = places_of(part, out.data);
     for (std::size_t i = 0; i < part.manifest.layers.size(); ++i) {
       layers[part.manifest.layers[i].layer_id].push_back({&part, i, places});
     }

@@ -69,16 +69,13 @@ void merge(FisherSums& sums, const FisherSums& other) {
 }
 
 FisherMoments mean(const FisherSums& sums, Windows windows) {
-  const auto weightless = std::ranges::find(sums.weight, 0);
-  if (std::ranges::count(sums.weight, 0) == std::ssize(sums.weight)) {
-    throw DataError("no sequence is longer than the windows, so there is no history to weigh", "",
-                    "calibrate on sequences of more than " + std::to_string(windows.sink + windows.recent) +
-                        " tokens, or use --recipe oscar");
-  }
-  if (weightless != sums.weight.end()) {
-    throw DataError("the softmax feels no error in keys of the history: each query reads one key alone, or none of it",
-                    "KV head " + std::to_string(weightless - sums.weight.begin()),
-                    "leave the layer out with --layers, or use --recipe oscar");
+  if (const auto weightless = std::ranges::find(sums.weight, 0); weightless != sums.weight.end()) {
+    throw DataError(
+        "the softmax feels no error in keys of the history: no sequence is longer than the windows, or "
+        "each query reads one key alone",
+        "KV head " + std::to_string(weightless - sums.weight.begin()),
+        "calibrate on sequences of more than " + std::to_string(windows.sink + windows.recent) +
+            " tokens, leave the layer out with --layers, or use --recipe oscar");
   }
   FisherMoments moments{MomentSums{sums.query, sums.weight}.mean(), MomentSums{sums.key, sums.weight}.mean(),
                         sums.key_sum};

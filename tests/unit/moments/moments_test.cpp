@@ -167,11 +167,13 @@ TEST_CASE("a head of zeros, or whose squares leave float32, is refused by name")
     std::vector<test::MemoryChunk> chunks = tiny();
     for (Tensor* rows : {&chunks[0].q, &chunks[0].v}) std::ranges::fill(rows->values<float>(), value);
     test::MemoryStream layer(chunks);
-    return take(layer, moment, *backend).total;
+    if (moment != Moment::kSst) return take(layer, moment, *backend).total;
+    return take_sst(layer, take(layer, Moment::kQqt, *backend).mean(), *backend).total;
   };
   CHECK_ERROR(taken(0, Moment::kQqt), DataError, "every q of KV head 0 is zero");
   CHECK_ERROR(taken(0, Moment::kVtv), DataError, "every v of KV head 0 is zero");
   CHECK_ERROR(taken(1e-30F, Moment::kVtv), DataError, "every v of KV head 0 is so small");
+  CHECK_ERROR(taken(1e-17F, Moment::kSst), DataError, "every v of KV head 0 is so small");  // as are their weights
   CHECK_ERROR(taken(3e38F, Moment::kQqt), DataError, "a q of KV head 0 is so small, or so large");
   CHECK(taken(1e-18F, Moment::kVtv) == std::vector<double>{2});
   CHECK(taken(0, Moment::kKtk) == std::vector<double>{2});
@@ -199,6 +201,7 @@ TEST_CASE("a head that feels nothing of the history is told from sequences witho
   CHECK_ERROR((void)mean(sums, {4, 8}), DataError, "no sequence is longer than the windows");
   sums.weight[0] = 1;
   CHECK_ERROR((void)mean(sums, {4, 8}), DataError, "feels no error in keys of the history");
+  CHECK_ERROR((void)mean(FisherSums(1, 4), {4, 8}), DataError, "or each query reads one key alone");
 }
 
 TEST_CASE("blocks end with the call in which they are full") {

@@ -151,6 +151,13 @@ TEST_CASE("statistics that do not belong together are refused, with both names")
   refused("different windows", [](Statistics& s) { s.windows.sink = 1; });
   refused("sums of fisher keys, elsewhere of fisher keys qqt", [](Statistics& s) { s.layers[0].first.sums.clear(); });
   refused("the same data twice", [](Statistics& s) { s.data[0].data_sha256 = std::string(64, '1'); });
+  const auto read = [](Statistics s, const std::string& texts) {
+    for (const char text : texts) s.data[0].blocks.push_back(std::string(CalibrationData::kBlockDigits, text));
+    return s;
+  };
+  folder.write("a", read(part('1', {0}, 1), "1234"));
+  refused("the same texts twice", [&](Statistics& s) { s = read(s, "04"); });
+  CHECK(read_statistics({a, folder.write("b", read(part('2', {0}, 1), "0456"))}).data.size() == 2);  // one in four
   refused("sums of different numbers of heads", [](Statistics& s) { s.layers[0].first.fisher = FisherSums(2, 2); });
   refused("not 2 float64 values", [](Statistics& s) { s.layers[0].first.keys->sums = {1}; });
   refused("layers are not in ascending order", [](Statistics& s) { s = part('2', {3, 0}, 1); });
