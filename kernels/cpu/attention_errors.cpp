@@ -103,7 +103,7 @@ OSCAR_VECTOR_CLONES static double kl_divergence(const double* p, const double* s
                                                 const double* approximate, const Softmax& other, std::size_t count) {
   const auto log_p = [](double score, const Softmax& softmax) {
     const double log = score - softmax.highest - softmax.log_sum;
-    return log > kLowestLogProbability ? log : kLowestLogProbability;
+    return log < kLowestLogProbability ? kLowestLogProbability : log;  // what is no number stays none
   };
   return strand_sum(count,
                     [&](std::size_t j) { return p[j] * (log_p(scores[j], exact) - log_p(approximate[j], other)); });
@@ -137,7 +137,7 @@ static void compare_row(const ExactRow& row, std::span<const double> scores, std
   for (const std::size_t j : row.needles) {
     if (j < sink || j + recent >= count) continue;
     errors.needle_mass += probabilities[j];
-    errors.needle_kept += std::min(probabilities[j], approximate[j]);
+    errors.needle_kept += std::min(approximate[j], probabilities[j]);  // not a number where the first is none
   }
   errors.softmax_kl += kl;
   errors.query_kl.push_back(kl);

@@ -60,7 +60,8 @@ __global__ void exact_softmax_row(QueryBlock block, const double* scores, double
 
 /// Logarithms of probabilities below 1e-300 count as that of 1e-300.
 __device__ double log_probability(double score, double highest, double log_sum) {
-  return fmax(score - highest - log_sum, kLowestLogProbability);
+  const double log = score - highest - log_sum;
+  return log < kLowestLogProbability ? kLowestLogProbability : log;  // what is no number stays none
 }
 
 __global__ void mixed_softmax_row(QueryBlock block, MixedScores scores, PassErrors errors) {
@@ -100,7 +101,7 @@ __global__ void mixed_softmax_row(QueryBlock block, MixedScores scores, PassErro
     const bool stored = in_window(j, row.position, block.windows);
     if (seen && !stored && p[j] >= kNeedleShare) {
       needle_mass += p[j];
-      needle_kept += fmin(p[j], weight);
+      needle_kept += p[j] < weight ? p[j] : weight;  // not a number where the weight is none
     }
     window_weights[j] = stored ? weight : 0.0;
     history[j] = stored ? 0.0 : weight;

@@ -127,7 +127,7 @@ void add_needles(const std::vector<double>& p, const std::vector<double>& p_hat,
     const auto at = static_cast<std::size_t>(j);
     if (p[at] < kNeedleShare) continue;
     errors.needle_mass += p[at];
-    errors.needle_kept += std::min(p[at], p_hat[at]);
+    errors.needle_kept += std::min(p_hat[at], p[at]);  // not a number where the first is none
   }
 }
 

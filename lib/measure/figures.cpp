@@ -71,8 +71,8 @@ std::optional<Interval> bootstrap(std::span<const double> numerators, std::span<
       numerator += numerators[sequence];
       denominator += denominators[sequence];
     }
-    if (denominator <= 0) return std::nullopt;
     figures.push_back(numerator / denominator);
+    if (denominator <= 0 || !std::isfinite(figures.back())) return std::nullopt;
   }
   std::sort(figures.begin(), figures.end());
   const auto tail = static_cast<std::size_t>(kTail * static_cast<double>(kResamples));

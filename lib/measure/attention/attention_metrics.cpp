@@ -100,7 +100,7 @@ AttentionMetrics AttentionSums::metrics() const {
                      .v_sqnr_db = decibels(rows.value_signal, rows.value_noise),
                      .logit_nmse = ratio(both.logit_error, both.logit_norm),
                      .softmax_kl = ratio(both.softmax_kl, queries),
-                     .softmax_kl_p99 = kl.quantile(0.99),
+                     .softmax_kl_p99 = std::isfinite(both.softmax_kl) ? kl.quantile(0.99) : both.softmax_kl,
                      .output_rel_error = ratio(both.output_error, both.output_norm),
                      .output_rel_error_k_only = ratio(k_only.error, both.output_norm),
                      .output_rel_error_v_only = ratio(v_only.error, both.output_norm),

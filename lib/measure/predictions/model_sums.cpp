@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "measure/figures.hpp"
@@ -94,7 +95,11 @@ void add_texts(ModelMetrics& m, const std::vector<TextFigures>& texts) {
   m.ppl_ratio_error = m.ppl_ratio * change.error;
   const Mean divergence(kld);
   m.kld_mean = divergence.value, m.kld_error = divergence.error;
-  std::sort(kld.begin(), kld.end());
+  if (std::isfinite(m.kld_mean)) {
+    std::sort(kld.begin(), kld.end());
+  } else {  // they have no order
+    std::ranges::fill(kld, std::numeric_limits<double>::quiet_NaN());
+  }
   m.kld_median = quantile(kld, 0.5);
   m.kld_p90 = quantile(kld, 0.9), m.kld_p95 = quantile(kld, 0.95);
   m.kld_p99 = quantile(kld, 0.99), m.kld_p999 = quantile(kld, 0.999);

@@ -110,6 +110,9 @@ TEST_CASE("errors of attention by hand") {
   CHECK(errors.queries == 1);
   add_errors(exact, mixed, {0, 1}, errors);  // key 1 is in the window
   CHECK(errors.needle_mass == near(1 + 0.25));
+  add_errors(exact, {{0, NAN}, {NAN, NAN}, {NAN, NAN}}, {0, 0}, errors);
+  CHECK(std::isnan(errors.needle_kept));
+  CHECK(std::isnan(errors.softmax_kl));
 }
 
 TEST_CASE("moments by hand") {

@@ -163,6 +163,15 @@ TEST_CASE("figures are ratios of sums, and means over queries") {
   CHECK(*m.needle_mass_kept == 0.75);
 }
 
+TEST_CASE("attention that is no number keeps no needles, and its KL is no number") {
+  RandomSequence sequence(40);
+  sequence.k[10 * 32 + 3] = 3.4e38F;  // bfloat16 rounds it to infinity
+  const LayerSums sums = measured(sequence.view(), make_baseline("naive", {{0, 32}}, {4, 4}, 0));
+  CHECK(std::isnan(sums.all.both.needle_kept));
+  CHECK(std::isnan(sums.all.both.softmax_kl));
+  CHECK(std::isnan(sums.all.metrics().softmax_kl_p99));
+}
+
 TEST_CASE("the figures of a head are those of a layer that has it alone, and the layer's are made of them") {
   const RandomSequence sequence(150);
   const KvMethod naive = make_baseline("naive", {{0, 32}}, {4, 16}, 0);

@@ -44,6 +44,7 @@ TEST_CASE("an interval needs two sequences and a denominator") {
   const auto of_equals = bootstrap(std::vector<double>(5, 0.5), std::vector<double>(5, 2.0));
   CHECK(of_equals->low == 0.25);
   CHECK(of_equals->high == 0.25);
+  CHECK_FALSE(bootstrap(std::vector<double>{1, NAN}, std::vector<double>{1, 1}).has_value());
 }
 
 TEST_CASE("of many sequences, the interval is that of a mean: 1.96 standard errors to each side") {
@@ -76,6 +77,14 @@ TEST_CASE("figures of two positions equal those by hand") {
   CHECK(m.same_top == 0.5);
   CHECK(m.intervals.empty());
   CHECK_FALSE(m.retrieval.has_value());
+}
+
+TEST_CASE("where a position's KL is no number, none of its figures is") {
+  TextFigures broken = small_text();
+  broken[0].kld = NAN;
+  const ModelMetrics m = model_metrics({small_text(), broken}, {});
+  for (const double figure : {m.kld_mean, m.kld_median, m.kld_p999, m.kld_max}) CHECK(std::isnan(figure));
+  CHECK_FALSE(m.intervals.contains("kld_mean"));
 }
 
 TEST_CASE("KL is binned by position, over texts of different lengths") {
