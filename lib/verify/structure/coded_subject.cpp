@@ -250,17 +250,7 @@ struct CodedSubject final : Subject {
     found.coded.push_back(coded_moments_of(layer, stream, part, same_tokens, backend));
   }
   void take(const Statistics& statistics, DataMoments& found, std::vector<Check>& checks) const override {
-    std::vector<CodedMoments> moments = coded_moments_of(statistics, checks);
-    for (CodedMoments& each : moments) {
-      const auto own = std::ranges::find(part.layers, each.layer_id, &CodedLayer::layer_id);
-      if (own == part.layers.end() || !own->key.rotary) continue;
-      each.key = {}, each.key_mean.clear();
-      checks.push_back({.name = "scales_on_data",
-                        .layer = each.layer_id,
-                        .target = kKey.name,
-                        .message = "sums of keys after RoPE do not tell those before it: give --dump or --model"});
-    }
-    found.add({{}, std::move(moments)});
+    found.add({{}, coded_moments_of(statistics, part, checks)});
   }
   void check_on(const DataMoments& data, std::vector<Check>& checks) const override {
     check_coded_on_data(part, data.coded, checks);

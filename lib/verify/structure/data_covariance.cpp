@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
 #include <iterator>
+#include <tuple>
 
+#include "base/threads.hpp"
 #include "dump/source.hpp"
 #include "moments/sums.hpp"
 #include "verify/structure/objective.hpp"
@@ -16,6 +18,25 @@ const MomentSums* sums_of(const LayerStatistics& layer, const std::string& objec
   if (moment == Moment::kSst) return layer.sst ? &*layer.sst : nullptr;
   const auto found = moment ? layer.first.sums.find(*moment) : layer.first.sums.end();
   return found == layer.first.sums.end() ? nullptr : &found->second;
+}
+
+/// Second moments and means (Hkv, dim) of rows (n, dim) of each KV head.
+std::pair<MatrixStack, std::vector<double>> moments_of(const std::vector<std::vector<float>>& heads, int dim) {
+  const auto d = static_cast<std::size_t>(dim);
+  MatrixStack squares(static_cast<int>(heads.size()), dim);
+  std::vector<double> means(heads.size() * d);
+  parallel_for(heads.size(), [&](std::size_t h) {
+    const std::span<double> own = squares[static_cast<int>(h)];
+    const double share = static_cast<double>(d) / static_cast<double>(heads[h].size());
+    for (auto rows = std::span(heads[h]); !rows.empty(); rows = rows.subspan(d)) {
+      for (std::size_t i = 0; i < d; ++i) {
+        const double x = share * rows[i];
+        means[h * d + i] += x;
+        for (std::size_t j = 0; j < d; ++j) own[i * d + j] += x * rows[j];
+      }
+    }
+  });
+  return {std::move(squares), std::move(means)};
 }
 
 /// Null if nobody took it yet.
@@ -97,19 +118,25 @@ CodedMoments coded_moments_of(int layer_id, LayerStream& layer, const CodedPart&
   return found;
 }
 
-std::vector<CodedMoments> coded_moments_of(const Statistics& statistics, std::vector<Check>& checks) {
+std::vector<CodedMoments> coded_moments_of(const Statistics& statistics, const CodedPart& part,
+                                           std::vector<Check>& checks) {
   require_all_heads(statistics.heads);
-  const std::int64_t tokens = calibration_of(statistics.data).tokens;
   std::vector<CodedMoments> found;
   for (const LayerStatistics& layer : statistics.layers) {
-    const MomentSums *const keys = sums_of(layer, "ktk"), *const values = sums_of(layer, "vtv");
-    if (keys != nullptr && values != nullptr && layer.first.keys) {
-      found.push_back({layer.layer_id, keys->mean(), values->mean(), layer.first.keys->mean(), {}, {}, tokens});
+    const auto own = std::ranges::find(part.layers, layer.layer_id, &CodedLayer::layer_id);
+    const bool before_rope = own != part.layers.end() && own->key.rotary;
+    const auto& keys = before_rope ? layer.keys_before_rope : layer.key_rows;
+    if (!keys.empty() && !layer.value_rows.empty()) {
+      CodedMoments& moments = found.emplace_back(CodedMoments{.layer_id = layer.layer_id});
+      std::tie(moments.key, moments.key_mean) = moments_of(keys, layer.key_dim);
+      moments.value = moments_of(layer.value_rows, layer.value_dim).first;
+      moments.tokens = std::ssize(keys.front()) / layer.key_dim;
       continue;
     }
-    checks.push_back({.name = "scales_on_data",
-                      .layer = layer.layer_id,
-                      .message = "the statistics have no sums of keys and values: give --dump or --model"});
+    checks.push_back(
+        {.name = "scales_on_data",
+         .layer = layer.layer_id,
+         .message = "the statistics keep no rows of keys as the part stores them: give --dump or --model"});
   }
   return found;
 }

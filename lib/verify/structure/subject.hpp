@@ -237,9 +237,10 @@ void take_covariances(const RotationSide& side, const std::string& fitted_sha256
 [[nodiscard]] CodedMoments coded_moments_of(int layer_id, LayerStream& layer, const CodedPart& part, bool same_tokens,
                                             Backend& backend);
 
-/// Returns moments from saved sums, of every layer that has those of keys and values (ktk, keys, vtv); of others a
+/// Returns moments of the rows that statistics keep, of every layer that has keys as the part stores them; of others a
 /// check says that it is unknown. Throws DataError if KV heads are missing.
-[[nodiscard]] std::vector<CodedMoments> coded_moments_of(const Statistics& statistics, std::vector<Check>& checks);
+[[nodiscard]] std::vector<CodedMoments> coded_moments_of(const Statistics& statistics, const CodedPart& part,
+                                                         std::vector<Check>& checks);
 
 /// What a report says of the sums that a set was held against.
 [[nodiscard]] Json description_of(const Statistics& statistics);

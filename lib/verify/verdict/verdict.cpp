@@ -60,8 +60,8 @@ struct Held {
   const char* option;
   std::optional<double> VerifyThresholds::*limit;
   std::optional<double> value;
-  bool by_default = true;       // without a threshold that is given, too
-  const char* none = nullptr;   // why there is no value; null: it was not measured
+  bool by_default = true;      // without a threshold that is given, too
+  const char* none = nullptr;  // why there is no value; null: it was not measured
 };
 
 /// The share of the needles found with nothing quantised that a part loses: not finite where none was found, no value
@@ -91,8 +91,7 @@ std::vector<Held> held_figures(const VerifyReport& report, const MethodReport* p
   };
   using T = VerifyThresholds;
   return {
-      {"output_rel_error", "attention output error", "--max-output-error", &T::max_output_error, error,
-       decides(error)},
+      {"output_rel_error", "attention output error", "--max-output-error", &T::max_output_error, error, decides(error)},
       {"softmax_kl", "softmax KL", "--max-softmax-kl", &T::max_softmax_kl, softmax_kl, decides(softmax_kl)},
       {"kld_mean", "model KL", "--max-kld", &T::max_kld, kld},
       {"ppl_increase", "relative perplexity increase", "--max-ppl-increase", &T::max_ppl_increase, increase},
