@@ -143,19 +143,18 @@ std::optional<std::string> too_few_tokens(const QkvSource& source, const FitPlan
                           return part.second.key_per_head || part.second.value_per_head;
                         });
   const std::int64_t rows_per_token = per_head ? 1 : model.num_key_value_heads;
-  const std::int64_t rows = std::int64_t{kRowsPerChannel} * std::max(model.head_dim, model.value_dim);
+  const int channels = std::max(model.head_dim, model.value_dim);
+  const std::int64_t rows = std::int64_t{kRowsPerChannel} * channels;
   const std::int64_t needed = (rows + rows_per_token - 1) / rows_per_token;
   if (tokens >= needed) return {};
   return fmt::format("{} {} few for the matrices of a {} with {}: {} or more are needed", plural(tokens, "token"),
-                     tokens == 1 ? "is" : "are", per_head ? "head" : "layer", plural(model.head_dim, "channel"),
-                     needed);
+                     tokens == 1 ? "is" : "are", per_head ? "head" : "layer", plural(channels, "channel"), needed);
 }
 
-std::optional<std::string> too_few_layers(const QkvSource& source) {
-  const ModelIdentity& model = source.model();
+std::optional<std::string> too_few_layers(const ModelIdentity& model, const std::vector<int>& layers) {
   std::vector<int> missing = model.cache_layers;
   for (int id = 0; id < model.num_layers && model.cache_layers.empty(); ++id) missing.push_back(id);
-  std::erase_if(missing, [&](int id) { return std::ranges::count(source.layer_ids(), id) > 0; });
+  std::erase_if(missing, [&](int id) { return std::ranges::count(layers, id) > 0; });
   if (missing.empty()) return {};
   return fmt::format(
       "the set will have nothing for {} of the model's layers ({}), so that no server may read it: take "

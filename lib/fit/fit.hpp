@@ -24,9 +24,8 @@ inline constexpr int kRowsPerChannel = 16;
 /// does not say how many tokens it has, or the plan looks at no data.
 [[nodiscard]] std::optional<std::string> too_few_tokens(const QkvSource& source, const FitPlan& plan);
 
-/// What to tell the user if a set of the source's layers would lack some that its model needs, which no check lets
-/// pass.
-[[nodiscard]] std::optional<std::string> too_few_layers(const QkvSource& source);
+/// What to tell the user if a set of these layers would lack some that its model needs, which no check lets pass.
+[[nodiscard]] std::optional<std::string> too_few_layers(const ModelIdentity& model, const std::vector<int>& layers);
 
 /// Does a little of what fits do, for nothing. At once on the CPU.
 void warm_up(Backend& backend);

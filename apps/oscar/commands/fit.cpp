@@ -363,6 +363,10 @@ void save(const Statistics& statistics, const FitCommand& command, double second
                       {"seconds", seconds}});
 }
 
+void tell_of_missing_layers(const ModelIdentity& model, const std::vector<int>& layers, Status& status) {
+  if (const auto few = too_few_layers(model, layers)) status.notice(*few);
+}
+
 /// Takes what a set needs of data. started: until the first layer was read. With --resume, layers are kept as soon as
 /// they are taken, and those that are there already are not taken again.
 Statistics take_of_data(const FitCommand& command, std::optional<PartialFolder>& kept, double& startup,
@@ -378,7 +382,7 @@ Statistics take_of_data(const FitCommand& command, std::optional<PartialFolder>&
   const FitData data = input.data();
   const FitPlan plan = plan_parts(command.fit, data.uncodable.empty());
   if (const auto few = too_few_tokens(data.source, plan)) status.notice(*few);
-  if (const auto few = command.out.empty() ? std::nullopt : too_few_layers(data.source)) status.notice(*few);
+  if (!command.out.empty()) tell_of_missing_layers(data.source.model(), data.source.layer_ids(), status);
   backend = starting.get();
   const auto open = [&](const Json& record) -> const PartialFolder* {
     if (!command.resume) return nullptr;
@@ -425,7 +429,11 @@ void run(FitCommand& command, Context& context) {
   } else {
     statistics = read_statistics(command.stats);
     const std::set<std::string>& given = command.fit.given;
-    if (!given.contains("--sink") && !given.contains("--recent")) command.fit.windows = statistics.windows;
+    if (!given.contains("--sink")) command.fit.windows.sink = statistics.windows.sink;
+    if (!given.contains("--recent")) command.fit.windows.recent = statistics.windows.recent;
+    std::vector<int> layers;
+    for (const LayerStatistics& layer : statistics.layers) layers.push_back(layer.layer_id);
+    if (!command.out.empty()) tell_of_missing_layers(statistics.model, layers, *context.status);
   }
   const double taking = seconds_since(started);
   if (!command.save_stats.empty()) save(statistics, command, taking, context);

@@ -281,8 +281,13 @@ std::vector<Peer> engine_formats() {
     format.key = key, format.value = value;
     formats.push_back(std::move(format));
   };
-  for (const auto& [name, side] : {std::pair{"q8_0", by_token(q8_0, kGgmlBlock, fixed_bits(8.5))},
-                                   std::pair{"q4_0", by_token(q4_0, kGgmlBlock, fixed_bits(4.5))}}) {
+  const auto with_scales = [](double codes, double scale, int group) -> Bits {
+    return [=](const KvShape& shape) {
+      return StoredBits{codes + scale * groups_per_element(shape.head_dim, group), 0};
+    };
+  };
+  for (const auto& [name, side] : {std::pair{"q8_0", by_token(q8_0, kGgmlBlock, with_scales(8, 16, kGgmlBlock))},
+                                   std::pair{"q4_0", by_token(q4_0, kGgmlBlock, with_scales(4, 16, kGgmlBlock))}}) {
     const std::string type = name, what = "llama.cpp's " + type;
     add({.name = type, .description = what, .llama_cpp = type}, side, side);
     add({.name = type + "_rot", .description = what + " with its attention rotation", .llama_cpp = type},
@@ -292,12 +297,12 @@ std::vector<Peer> engine_formats() {
     add({.name = name, .description = what, .vllm = type}, side, side);
   };
   const auto whole = [](const History& history) { scaled_fp8(history.rows); };
-  const Bits with_scale = [](const KvShape& shape) { return StoredBits{8 + 32.0 / shape.head_dim, 0}; };
   add_vllm("fp8", "fp8", "FP8 e4m3, scale 1", by_token(fp8, 0, fixed_bits(8)));
   add_vllm("fp8_scaled", "fp8", "FP8 e4m3; a scale for a layer's keys and one for its values, of the history itself",
            {whole, fixed_bits(8)});
-  add_vllm("int8_per_token_head", "int8_per_token_head", "INT8, a scale for each row", by_token(int8, 0, with_scale));
-  add_vllm("nvfp4", "nvfp4", "NVFP4, blocks of 16; global scale of the history itself", {nvfp4, fixed_bits(4.5)});
+  add_vllm("int8_per_token_head", "int8_per_token_head", "INT8, a scale for each row",
+           by_token(int8, 0, with_scales(8, 32, 0)));
+  add_vllm("nvfp4", "nvfp4", "NVFP4, blocks of 16; global scale of the history itself", {nvfp4, with_scales(4, 8, 16)});
   return formats;
 }
 

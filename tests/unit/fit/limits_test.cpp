@@ -38,8 +38,8 @@ RotationPart stretched(double overlap, Status& status) {
 /// A source of which only the numbers are asked for.
 class Numbers : public QkvSource {
  public:
-  explicit Numbers(std::int64_t tokens) {
-    model_.head_dim = 64, model_.num_key_value_heads = 4;
+  explicit Numbers(std::int64_t tokens, int value_dim = 0) {
+    model_.head_dim = 64, model_.value_dim = value_dim, model_.num_key_value_heads = 4;
     calibration_.tokens = tokens;
   }
   [[nodiscard]] std::unique_ptr<LayerStream> open(int) override { return nullptr; }
@@ -62,6 +62,8 @@ TEST_CASE("too few tokens are told with the number that would do, by layer and b
   CHECK(said_of(1024, "head,layer").empty());
   CHECK(said_of(10, "", "hadamard").empty());
   CHECK(said_of(0, "layer").empty());
+  const std::string wide = too_few_tokens(Numbers(10, 128), plan_parts(FitOptions())).value_or("");
+  CHECK(wide.find("with 128 channels: 2048") != std::string::npos);
 }
 
 TEST_CASE("a metric between keys and queries that hardly meet is bounded, and refused where bfloat16 would spoil it") {

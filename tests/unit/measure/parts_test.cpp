@@ -119,6 +119,16 @@ TEST_CASE("serving rounds rows to bfloat16, an empty history is none") {
   for (const float x : read) CHECK(x == round_to_bf16(x));
 }
 
+TEST_CASE("blocks that do not divide a row have their scales all the same") {
+  for (const auto& [name, bits] : {std::pair{"q8_0", 8 + 2 * 16.0 / 40},
+                                   {"q4_0", 4 + 2 * 16.0 / 40},
+                                   {"nvfp4", 4 + 3 * 8.0 / 40},
+                                   {"int8_per_token_head", 8 + 32.0 / 40}}) {
+    CAPTURE(name);
+    CHECK(peer_named(name).key.bits({.head_dim = 40, .num_kv_heads = 1}).codes == doctest::Approx(bits));
+  }
+}
+
 TEST_CASE("results do not depend on the number of threads") {
   std::vector<float> rows(std::size_t{300} * 2 * 64);
   for (std::size_t i = 0; i < rows.size(); ++i) rows[i] = std::sin(static_cast<float>(i * i % 1009));
