@@ -27,7 +27,8 @@ from tiny_models import SEEING
 TOKENS, TOGETHER = 40, 12
 TABLE = class_members.table()
 README = (Path(__file__).parents[4] / "apps/oscar/README.md").read_text(encoding="utf-8")
-# Tried are, in every family: "everywhere", whether its class has the member or not, and "together"; and "own" where its class has it.
+# Tried are, in every family: "everywhere", whether its class has the member or not, and "together"; "own" where its class has it; and
+# what "in_family" has for it.
 # "needed" makes a family run here, or more of it matter. "layer_types" are repeated for all layers.
 TRIED = json.loads(Path(__file__).with_name("members.json").read_text(encoding="utf-8"))
 
@@ -67,7 +68,7 @@ class Family:
                 [max(2, default // 2)] if isinstance(default, int) and name not in self.sizes else []
             values += ["another"] if isinstance(default, str) else []
             yield from ({name: value} for value in values + TRIED["own"].get(name, []))
-        for members in TRIED["everywhere"] + TRIED["together"]:
+        for members in TRIED["everywhere"] + TRIED["together"] + TRIED["in_family"].get(self.name, []):
             layers = self.sizes["num_hidden_layers"]
             yield members | {name: (types * layers)[:layers] for name, types in members.items() if name == "layer_types"}
 
