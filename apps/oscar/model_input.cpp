@@ -33,7 +33,8 @@ void add_model_input_options(CLI::App& command, ModelInput& input) {
   add(shown, "--max-tokens", input.limits.max_tokens, "Tokens to use at most; 0 = all")
       ->check(kNonNegative)
       ->capture_default_str();
-  add(more, "--seq-len", input.limits.seq_len, "Cut sequences that are longer; at most the model's context")
+  add(more, "--seq-len", input.limits.seq_len,
+      "Cut longer sequences into pieces of so many tokens; at most the model's context")
       ->check(kPositive)
       ->capture_default_str();
   add(more, "--sequences", input.limits.max_sequences, "Sequences to use at most; 0 = all")
@@ -75,7 +76,13 @@ std::vector<TokenSequence> read_sequences(const ModelInput& input, const ModelCo
   }
   TokenLimits limits = input.limits;
   limits.seq_len = std::min(limits.seq_len, config.max_position_embeddings);
-  if (!input.tokens.empty()) return read_tokens(input.tokens, limits, Pipes::kRead);
+  if (!input.tokens.empty()) {
+    bool was_cut = false;
+    limits.was_cut = &was_cut;
+    std::vector<TokenSequence> sequences = read_tokens(input.tokens, limits, Pipes::kRead);
+    if (was_cut) status.notice(fmt::format("sequences are cut into pieces of {} tokens (--seq-len)", limits.seq_len));
+    return sequences;
+  }
   if (!input.texts.empty()) return read_texts(input.model, input.texts, limits);
   const std::filesystem::path mix = installed_zoo() / "calibration/mix.jsonl";
   if (!std::filesystem::exists(mix)) {

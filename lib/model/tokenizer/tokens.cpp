@@ -254,6 +254,8 @@ class Cutter {
   [[nodiscard]] bool full() const { return room() == 0; }
 
   void add(std::span<const std::int32_t> ids) {
+    const bool cuts = ids.size() + prefix_.size() > static_cast<std::size_t>(limits_.seq_len);
+    if (cuts && limits_.was_cut != nullptr) *limits_.was_cut = true;
     while (!ids.empty() && !full()) {
       const std::size_t size =
           std::min({ids.size(), static_cast<std::size_t>(limits_.seq_len) - prefix_.size(), room()});

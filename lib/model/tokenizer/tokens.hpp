@@ -19,6 +19,7 @@ struct TokenLimits {
   int seq_len = 4096;               // longer sequences are cut into pieces of this length
   std::int64_t max_tokens = 30000;  // in all; 0 = no limit
   std::int64_t max_sequences = 0;   // 0 = no limit
+  bool* was_cut = nullptr;          // unless null: set to true where a sequence is longer than seq_len
 };
 
 /// Returns the digits that stand for one block in CalibrationData::blocks.

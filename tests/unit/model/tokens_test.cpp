@@ -46,11 +46,15 @@ TEST_CASE("a checkpoint without a tokenizer is refused by what it lacks") {
 TEST_CASE("limits cut long sequences, the last one, and what follows") {
   const test::TemporaryFolder folder;
   write_file(folder / "t.jsonl", "[1,2,3,4,5]\n[6,7]\n[8,9]");
+  bool was_cut = false;
   const auto limited = [&](int seq_len, std::int64_t tokens, std::int64_t sequences) {
-    return read_tokens(folder / "t.jsonl", {.seq_len = seq_len, .max_tokens = tokens, .max_sequences = sequences});
+    was_cut = false;
+    return read_tokens(folder / "t.jsonl", {seq_len, tokens, sequences, &was_cut});
   };
   CHECK(limited(2, 0, 0) == Sequences{{1, 2}, {3, 4}, {5}, {6, 7}, {8, 9}});
-  CHECK(limited(10, 6, 0) == Sequences{{1, 2, 3, 4, 5}, {6}});
+  CHECK(was_cut);
+  CHECK(limited(5, 6, 0) == Sequences{{1, 2, 3, 4, 5}, {6}});
+  CHECK_FALSE(was_cut);
   CHECK(limited(10, 5, 0) == Sequences{{1, 2, 3, 4, 5}});
   CHECK(limited(2, 0, 3) == Sequences{{1, 2}, {3, 4}, {5}});
   CHECK(limited(3, 4, 9) == Sequences{{1, 2, 3}, {4}});
