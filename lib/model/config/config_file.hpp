@@ -20,8 +20,8 @@
 
 namespace oscar {
 
-/// Beyond any model: what is kept of each layer, or expert, has to fit into memory.
-inline constexpr int kMostModelLayers = 4096, kMostModelExperts = 1 << 18;  // experts of all layers
+/// Of all layers together. Beyond any model: what is kept of each expert has to fit into memory.
+inline constexpr int kMostModelExperts = 1 << 18;
 
 class ConfigFile {
  public:

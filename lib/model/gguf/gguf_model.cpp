@@ -12,7 +12,6 @@
 
 #include "base/errors.hpp"
 #include "base/text.hpp"
-#include "model/config/config_file.hpp"
 #include "tensor/tensor.hpp"
 
 namespace oscar {

@@ -17,6 +17,9 @@
 
 namespace oscar {
 
+/// Beyond any model, in whatever file: what is kept of each layer has to fit into memory.
+inline constexpr int kMostModelLayers = 4096;
+
 /// Whether a model's place names a GGUF file.
 [[nodiscard]] inline bool is_gguf(const std::filesystem::path& model) { return model.extension() == ".gguf"; }
 
