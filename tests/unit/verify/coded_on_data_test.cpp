@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "moments/sums.hpp"
+#include "fit/fit.hpp"
 #include "unit/verify/sample.hpp"
 #include "verify/structure/subject.hpp"
 
@@ -134,29 +134,19 @@ TEST_CASE("of the rows that a set was fitted to, coordinates are uncorrelated, o
   CHECK(failures_of(checks_of(set, moments_on(sample.calibration, set, true))).empty());
 }
 
-TEST_CASE("saved sums of keys and values tell of exchanged layers, too") {
+TEST_CASE("saved rows of keys and values tell of exchanged layers, too") {
   Sample& sample = Sample::get();
   VerifyInputs inputs;
-  Statistics& sums = inputs.statistics.emplace();
   const auto source = open_live(*sample.runner, sample.held_out, {}, sample.status);
-  sums.model = source->model(), sums.data = {source->calibration()};
-  for (const int id : source->layer_ids()) {
-    const auto stream = source->open(id);
-    LayerStatistics& layer = sums.layers.emplace_back();
-    layer.layer_id = id, layer.first_data = {0};
-    layer.first.sums[Moment::kKtk] = take(*stream, Moment::kKtk, *sample.backend);
-    layer.first.sums[Moment::kVtv] = take(*stream, Moment::kVtv, *sample.backend);
-    layer.first.keys = take(*stream, {.moments = {Moment::kKeys}, .windows = {}}, *sample.backend).keys;
-  }
+  inputs.statistics = take(FitData{*source}, {.recipe = "oscar", .clip = "off"}, {}, *sample.backend, sample.status);
   const TemporaryFolder folder, other;
   CodedPart set = sample_part();
   const fs::path sound = written(other, set);
   CHECK(verified(sound, inputs).report.verdict == Verdict::kNotMeasured);
   std::swap(set.layers[1].key, set.layers[2].key);
   check_contains(verified(written(folder, set), inputs).reasons, "scales_on_data failed (layer 1, key)");
-  sums.layers[3].first.keys.reset();
-  check_contains(verified(sound, inputs).warnings,
-                 "scales_on_data is unknown: the statistics have no sums of keys and values");
+  inputs.statistics->layers[3].key_rows.clear();
+  check_contains(verified(sound, inputs).warnings, "scales_on_data is unknown: the statistics keep no rows of keys");
 }
 
 TEST_CASE("verify of a coded set looks at its coordinates on the data that it is given") {
