@@ -84,8 +84,8 @@ void write_statistics(const std::filesystem::path& path, const Statistics& stati
 
 /// The sum over files, in an order that their contents decide; a folder stands for the moments of all ranks of a server
 /// in it (dump/server_file.hpp). Throws DataError that names the files and what differs:
-/// model, revision, windows, how and which sums were taken, the same data or texts twice, or shards of tensor-parallel ranks
-/// that do not join; or the tensor whose checksum is another, or which is no sum over rows.
+/// model, revision, windows, how and which sums were taken, the same data or texts twice, or shards of tensor-parallel
+/// ranks that do not join; or the tensor whose checksum is another, or which is no sum over rows.
 [[nodiscard]] Statistics read_statistics(const std::vector<std::filesystem::path>& paths);
 
 }  // namespace oscar

@@ -117,7 +117,7 @@ TEST_CASE("lloyd-max by hand: published thresholds and evenly spaced levels, aft
   const std::vector<float> shifted{7.0F, 9.0F, 11.0F, 13.0F};
   codes = quantize(shifted, 4, RowCodec{.grid = Grid::kLloydMax}, Precision::kExact, decoded);
   CHECK(codes.zero[0] == doctest::Approx(1.5 - 10 / 2.610370).epsilon(1e-6));
-  CHECK_ERROR(check_codec({.levels = 8, .grid = Grid::kLloydMax}), UsageError, "where: levels");
+  CHECK_ERROR(check_codec({.levels = 8, .grid = Grid::kLloydMax}), UsageError, "has 4 levels, not 8");
 }
 
 TEST_CASE("scales and zeros are what their dtype holds; codes are taken before") {
