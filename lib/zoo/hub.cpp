@@ -116,22 +116,25 @@ void HubStore::put_text(const std::string& path, const std::string& text) {
 
 std::vector<std::string> HubStore::files_in(const std::string& folder, const StoredDocument& found) const {
   std::vector<std::string> files;
+  const std::string prefix = in_repository(folder) + "/";
   for (const Json& file : found.repository.files.value_or(Json::array())) {
     const Json name = member(file, "rfilename");
-    if (name.is_string() && name.get<std::string>().starts_with(in_repository(folder) + "/")) files.push_back(name);
+    if (!name.is_string() || !name.get<std::string>().starts_with(prefix)) continue;
+    files.push_back(name.get<std::string>().substr(prefix.size()));
   }
   return files;
 }
 
-bool HubStore::commit(const std::string& path, const std::string& text, const std::string& folder,
+bool HubStore::commit(const std::string& path, const std::string& text, const std::vector<std::string>& before,
                       const StoredDocument& found) {
   const Json header{
       {"summary", "oscar publish"}, {"description", ""}, {"parentCommit", found.repository.pinned.revision}};
   std::string lines = Json{{"key", "header"}, {"value", header}}.dump() + "\n";
   for (const Json& operation : operations_) lines += operation.dump() + "\n";
-  for (const std::string& file : files_in(folder, found)) {
-    if (std::ranges::any_of(operations_, [&](const Json& put) { return put["value"]["path"] == file; })) continue;
-    lines += Json{{"key", "deletedFile"}, {"value", {{"path", file}}}}.dump() + "\n";
+  for (const std::string& file : before) {
+    const std::string own = in_repository(file);
+    if (std::ranges::any_of(operations_, [&](const Json& put) { return put["value"]["path"] == own; })) continue;
+    lines += Json{{"key", "deletedFile"}, {"value", {{"path", own}}}}.dump() + "\n";
   }
   lines += text_operation(path, text).dump() + "\n";
   const HttpAnswer answer = call({"POST", api("commit"), {"Content-Type: application/x-ndjson"}, lines, {}});

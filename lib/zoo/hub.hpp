@@ -43,11 +43,11 @@ class HubStore {
   void put(const std::string& path, const std::filesystem::path& file, const FileDigest& digest);
   /// The same for a text of at most kMaxDocumentBytes.
   void put_text(const std::string& path, const std::string& text);
-  /// Returns the paths in the repository of the files below a folder, at the commit of `found`.
+  /// Returns the paths below a folder of its files, at the commit of `found`.
   [[nodiscard]] std::vector<std::string> files_in(const std::string& folder, const StoredDocument& found) const;
-  /// Commits everything that was put, and this document, on top of the commit where it was `found`; of the folder only
-  /// what was put remains. False: another commit was faster.
-  [[nodiscard]] bool commit(const std::string& path, const std::string& text, const std::string& folder,
+  /// Commits everything that was put, and this document, on top of the commit where it was `found`, and removes those
+  /// of the files `before` that were not put. False: another commit was faster.
+  [[nodiscard]] bool commit(const std::string& path, const std::string& text, const std::vector<std::string>& before,
                             const StoredDocument& found);
   /// Names a resource in messages.
   [[nodiscard]] std::string where(const std::string& path) const;

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <ctime>
 #include <random>
+#include <set>
 #include <thread>
 
 #include "base/errors.hpp"
@@ -136,10 +137,11 @@ struct ToPublish {
     return before && before->manifest_sha256 == manifest.sha256 && before->path == folder();
   }
 
-  /// others: the set's place has files other than the set's.
+  /// others: the set's place has files of no set that the index names, nor of this one.
   void require_free(const std::optional<ZooEntry>& before, bool others, const std::string& where) const {
-    if (options.force || (before ? before->manifest_sha256 == manifest.sha256 : !others)) return;
-    const std::string what = before ? "another set" : "files that its index does not name";
+    const bool another = before && before->manifest_sha256 != manifest.sha256;
+    if (options.force || (!another && !others)) return;
+    const std::string what = another ? "another set" : "files that its index does not name";
     throw UsageError("the zoo has " + what + " under " + name.text(), where,
                      "choose another tag, or pass --force to replace it");
   }
@@ -214,8 +216,8 @@ PublishResult publish_to_folder(const ToPublish& publication, const fs::path& zo
     return {publication.name.text(), target, *before, false};
   }
   require_accepted(publication.manifest, publication.options, publication.status);
-  const bool others =
-      fs::exists(target / kManifestName) && sha256_file(target / kManifestName) != publication.manifest.sha256;
+  const bool others = !before && fs::exists(target / kManifestName) &&
+                      sha256_file(target / kManifestName) != publication.manifest.sha256;
   publication.require_free(before, others, target.string());
   index.put(entry);
   const std::string text = text_of(index, (zoo / kIndexName).string());
@@ -245,6 +247,30 @@ ZooIndex read_index(const HubStore& hub, const StoredDocument& found) {
   return found.text.empty() ? ZooIndex() : ZooIndex(found.text, hub.where(kIndexName));
 }
 
+/// The files of the set's place, at the commit of `found`: of the set that lies there, by its manifest, and whether
+/// there are others. Of a set that the index does not name all are others, but this set's own.
+struct FilesThere {
+  std::vector<std::string> own;
+  bool others = false;
+
+  FilesThere(const ToPublish& publication, HubStore& hub, const StoredDocument& found, bool is_named) {
+    const std::string path = join_path(publication.folder(), kManifestName), text = hub.read(path).text;
+    std::set<std::string> listed{kManifestName, kSignatureName};
+    try {
+      const SetManifest there = parse_set_manifest(text, hub.where(path));
+      for (const FileDigest& file : there.files) listed.insert(file.path);
+      if (!is_named && there.sha256 != publication.manifest.sha256) listed.clear();
+    } catch (const DataError&) {
+      listed.clear();
+    }
+    for (const std::string& file : hub.files_in(publication.folder(), found)) {
+      const bool is_own = listed.contains(file);
+      if (is_own) own.push_back(join_path(publication.folder(), file));
+      others = others || !is_own;
+    }
+  }
+};
+
 PublishResult publish_to_hub(const ToPublish& publication, HubStore& hub) {
   const SetName& name = publication.name;
   const std::string where = hub.where(publication.folder());
@@ -260,7 +286,7 @@ PublishResult publish_to_hub(const ToPublish& publication, HubStore& hub) {
     return {name.text(), where, *before, false};
   }
   require_accepted(publication.manifest, publication.options, publication.status);
-  publication.require_free(before, !hub.files_in(publication.folder(), now).empty(), where);
+  publication.require_free(before, FilesThere(publication, hub, now, before.has_value()).others, where);
   first.put(entry);
   (void)text_of(first, hub.where(kIndexName));  // too large: that is told before anything is sent
   upload_set(publication, signature, hub);
@@ -270,9 +296,11 @@ PublishResult publish_to_hub(const ToPublish& publication, HubStore& hub) {
       throw TransportError("somebody else signed the set meanwhile", where, "run again");
     }
     ZooIndex index = read_index(hub, found);
-    publication.require_free(index.find(name), !hub.files_in(publication.folder(), found).empty(), where);
+    const auto meanwhile = index.find(name);
+    const FilesThere there(publication, hub, found, meanwhile.has_value());
+    publication.require_free(meanwhile, there.others, where);
     index.put(entry);
-    if (hub.commit(kIndexName, text_of(index, hub.where(kIndexName)), publication.folder(), found)) {
+    if (hub.commit(kIndexName, text_of(index, hub.where(kIndexName)), there.own, found)) {
       return {name.text(), where, entry, true};
     }
     publication.status.detail("somebody else changed the repository; reading its index again");
