@@ -86,17 +86,46 @@ const Workspace& workspace() {
   return work;
 }
 
+std::unique_ptr<pcre2_code, void (*)(pcre2_code*)> compiled(const std::string& expression, int* error,
+                                                            PCRE2_SIZE* offset) {
+  return {pcre2_compile(reinterpret_cast<PCRE2_SPTR>(expression.data()), expression.size(),
+                        PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE, error, offset, nullptr),
+          pcre2_code_free};
+}
+
+/// Whether PCRE2 knows a script by this name.
+bool is_script(std::string_view name) {
+  int error = 0;
+  PCRE2_SIZE offset = 0;
+  return compiled(fmt::format("\\p{{sc:{}}}", name), &error, &offset) != nullptr;
+}
+
 /// \s and \S as Unicode defines white space: PCRE2's own \s has U+180E, which no longer is. And \p{Han} as the script,
-/// without the signs that it shares with others.
+/// without the signs that it shares with others. And \w, \W, \b and \B by Oniguruma's letters, which have marks and
+/// connectors; in a class only \w has another name.
 std::string with_unicode_properties(const std::string& expression) {
+  static const std::string kWord = R"(\p{Alphabetic}\p{M}\p{N}\p{Pc})", kOne = "[" + kWord + "]";
+  static const std::map<char, std::string> kOutside{{'w', kOne},
+                                                    {'W', "[^" + kWord + "]"},
+                                                    {'b', fmt::format("(?:(?<={0})(?!{0})|(?<!{0})(?={0}))", kOne)},
+                                                    {'B', fmt::format("(?:(?<={0})(?={0})|(?<!{0})(?!{0}))", kOne)}};
   std::string result;
+  bool in_class = false;
   for (std::size_t i = 0; i < expression.size(); ++i) {
     if (expression[i] != '\\' || i + 1 == expression.size()) {
+      const bool is_first =
+          i > 0 && (expression[i - 1] == '[' || expression.substr(i - std::min<std::size_t>(i, 2), 2) == "[^");
+      if (in_class ? expression[i] == ']' && !is_first : expression[i] == '[') in_class = !in_class;
       result += expression[i];
       continue;
     }
     const char escaped = expression[++i];
-    if (escaped == 's') {
+    const auto word = kOutside.find(escaped);
+    if (word != kOutside.end() && !in_class) {
+      result += word->second;
+    } else if (escaped == 'w') {
+      result += kWord;
+    } else if (escaped == 's') {
       result += "\\p{White_Space}";
     } else if (escaped == 'S') {
       result += "\\P{White_Space}";
@@ -104,8 +133,10 @@ std::string with_unicode_properties(const std::string& expression) {
       result += {'\\', escaped};
       const std::string_view rest = std::string_view(expression).substr(i + 1);
       const std::size_t name = rest.find_first_not_of("{^");
-      const bool is_script = (escaped == 'p' || escaped == 'P') && rest.starts_with('{') && rest.find('}') > name + 2;
-      if (is_script) result.append(rest.substr(0, name)).append("sc:"), i += name;
+      if ((escaped == 'p' || escaped == 'P') && rest.starts_with('{') &&
+          is_script(rest.substr(name, rest.find('}') - name))) {
+        result.append(rest.substr(0, name)).append("sc:"), i += name;
+      }
     }
   }
   return result;
@@ -115,7 +146,7 @@ std::string with_unicode_properties(const std::string& expression) {
 /// DataError for what PCRE2 reads otherwise, or may: other sets in sets, escapes, (?m), {,n}, {n}? and {n,m}+.
 std::string for_pcre2(const std::string& expression, const std::string& where) {
   static const std::string kEscape = R"(\\(?:[pPx]\{[^{}]*\}|[aAbBdDefnrRsStwWxzZ]|[^A-Za-z]))";
-  static const std::string kMember = "(?:" + kEscape + R"(|\[:\^?\w+:\]|[^\\\[\]&]|&(?!&)))";
+  static const std::string kMember = R"((?:(?!\\W))" + kEscape + R"(|[^\\\[\]&]|&(?!&)))";
   static const SplitPattern kSame(
       R"(\[(?!\^)\]?)" + kMember + R"(*+&&\[\^(?!\^))" + kMember + R"(++\]\]|\[\^?\]?)" + kMember + R"(*+\]|)" +
           kEscape + R"(|\{\d+,\d*\}(?!\+)|\{\d+\}(?![?+])|\{(?!\d*,?\d*\})|\((?!\?[isx-]*m)|[^\\\[{(])",
@@ -184,11 +215,11 @@ SplitPattern::SplitPattern(const std::string& expression, const std::string& whe
   int error = 0;
   PCRE2_SIZE offset = 0;
   const std::string rewritten = with_unicode_properties(where.empty() ? expression : for_pcre2(expression, where));
-  impl_->code.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(rewritten.data()), rewritten.size(),
-                                  PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE, &error, &offset, nullptr));
+  impl_->code = compiled(rewritten, &error, &offset);
   if (!impl_->code) {
-    throw DataError("cannot compile the split pattern: " + message_of(error) + " at its byte " + std::to_string(offset),
-                    where, "fetch the tokenizer again, or pass token ids with --tokens");
+    throw DataError(
+        fmt::format("the split pattern is not supported: {}, at byte {} of {}", message_of(error), offset, rewritten),
+        where, "encode the text elsewhere and pass token ids with --tokens");
   }
   // Where there is no JIT, matching is slower, not different.
   pcre2_jit_compile(impl_->code.get(), PCRE2_JIT_COMPLETE);
@@ -221,7 +252,9 @@ bool SplitPattern::split(std::string_view text, const std::function<bool(std::st
     }
     const PCRE2_SIZE* range = pcre2_get_ovector_pointer(work.data.get());
     const std::size_t begin = range[0], end = range[1];
-    if (end <= begin) {  // an empty match cuts nothing
+    if (end <= begin) {  // an empty match cuts what is before it from what follows
+      if (begin > done && !between(text.substr(done, begin - done))) return false;
+      done = begin;
       from = begin + (begin < text.size() ? length_of_character(static_cast<unsigned char>(text[begin])) : 1);
       continue;
     }
