@@ -211,10 +211,18 @@ class TapTest(unittest.TestCase):
         model, _ = self.sample()
         ids, both = tokens((2, 100), 2048), threading.Barrier(2)
         alone = [self.rows(model, ids[i:i + 1], ids[1 - i:2 - i], name=f"from-{i}") for i in (0, 1)]
-        hook = model.model.layers[1].register_forward_pre_hook(lambda *_: None if both.wait(60) else None)
-        with self.assertLogs("oscar_kv"), oscar_kv.observe(model, self.folder / "rows"), ThreadPoolExecutor(2) as pool:
+        with self.assertLogs("oscar_kv"), oscar_kv.observe(model, self.folder / "rows", tokens=200), \
+                ThreadPoolExecutor(2) as pool, ThreadPoolExecutor(1) as other:
+            hook = model.model.layers[2].register_forward_pre_hook(lambda *_: 1 / 0)
+            self.assertIsInstance(other.submit(model, ids[:1]).exception(), ZeroDivisionError)  # what this pass took is free again
+            hook.remove()
+            hook = model.model.layers[1].register_forward_pre_hook(lambda *_: None if both.wait(60) else None)
             list(pool.map(model, ids.split(1)))
-        hook.remove()
+            hook.remove()
+        with self.assertLogs("oscar_kv"), oscar_kv.observe(model, self.folder / "part"):
+            model(ids[:1])
+            model.model(ids[1:])  # of no pass
+        self.assertTrue(torch.equal(*(torch.load(self.folder / name / "oscar_rows_rank0.pt")["layers"][3]["k"][:100] for name in ("part", "from-0"))))
         kept = torch.load(self.folder / "rows/oscar_rows_rank0.pt")
         expected = alone[kept["prompt_sha256"] == alone[1]["prompt_sha256"]]  # in the order in which they came
         self.assertEqual(kept["manifest"], expected["manifest"])

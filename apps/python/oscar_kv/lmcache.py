@@ -173,7 +173,7 @@ def create(kwargs: dict[str, Any]) -> SerdeProcessor:
     said, least = _SETTINGS | kwargs, {"exact": 0, "max_workers": 1}
     if not isinstance(said["set"], str) or type(said["allow_rejected"]) is not bool or set(said) > set(_SETTINGS) or \
             any(type(said[name]) is not int or said[name] < at for name, at in least.items()):
-        raise ValueError(f'serde {kwargs}: name a folder by "set"; these and no others can be said: {_SETTINGS}')
+        raise ValueError(f'serde {kwargs}: name a folder by "set"; these and no others can be said, of these types: {_SETTINGS}')
     serde = SetSerde(read_set(said["set"], allow_rejected=said["allow_rejected"]), said["exact"], said["device"], said["attention_backend"])
     return AsyncSerdeProcessor(serde, serde, said["max_workers"])
 

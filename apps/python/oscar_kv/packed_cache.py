@@ -37,15 +37,15 @@ from .served_model import check_for_model, warn_if_longer
 from .sets import Layer, SetPart, read_set
 
 PACKED_ATTENTION = "oscar_packed"
-_call = threading.local()  # .noted: the last layer's keys went to attention with a note
+_call = threading.local()  # .noted: the PackedLayer whose keys went to attention with a note that nobody read yet
 
 
 def _attention(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
                scaling: float | None = None, dropout: float = 0.0, **kwargs: Any) -> tuple[Tensor, None]:
     """transformers' interface: query, key, value (batch, heads, tokens, d) -> (batch, tokens, heads, d)."""
     seen = getattr(key, "oscar_seen", None)
-    noted, _call.noted = getattr(_call, "noted", False), False
-    if seen is None and noted:
+    noted, _call.noted = getattr(_call, "noted", None), None
+    if seen is None and noted is not None:
         raise ValueError(f"this model changes keys between its cache and attention, which {PACKED_ATTENTION} cannot follow; use "
                          "PackedCache with another attention implementation")
     if kwargs.get("position_bias") is not None:
@@ -65,7 +65,7 @@ def _attention(module: Any, query: Tensor, key: Tensor, value: Tensor, attention
 
 def _mask(*args: Any, **kwargs: Any) -> Tensor | None:
     """transformers' interface, with which it makes a mask while a graph is captured even for one token that sees all others."""
-    _call.noted = False  # a call begins: what a call that failed noted does not count
+    _call.noted = None  # a call begins: what a call that failed noted does not count
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         if kwargs.get("q_length") == 1 and kwargs.get("attention_mask") is None:
             return None
@@ -144,17 +144,16 @@ class PackedLayer(CacheLayerMixin):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Adds (batch, heads, tokens, d) and returns all rows as the first of these tokens sees them; for PACKED_ATTENTION
-        what it was given, with a note of what to read. Raises ValueError if another attention got the note of the layer before."""
-        noted, _call.noted = getattr(_call, "noted", False), False
-        if noted and self._in_transformed_coordinates():
-            raise ValueError(f"layer {self._layer.layer_id}: the layer before it was not read by {PACKED_ATTENTION}, for which the cache was made: "
+        what it was given, with a note of what to read. Raises ValueError if nobody read the last note of this cache."""
+        if getattr(getattr(_call, "noted", None), "_options", None) is self._options:
+            raise ValueError(f"layer {self._layer.layer_id}: what came before was not read by {PACKED_ATTENTION}, for which the cache was made: "
                              "set it by set_attn_implementation on the model that runs, and fill another cache, since this one has a part of the call")
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         rows = self.rows
         if self.by_kernels and key_states.shape[2] == 1 and self._in_transformed_coordinates():
             key_states.oscar_seen = rows.step_of(key_states, value_states, self._options.clock_of(rows, key_states.device))
-            _call.noted = True
+            _call.noted = self
             return key_states, value_states
         is_prompt = rows.length == 0 and key_states.shape[2] > 1
         rows.append(key_states, value_states)
@@ -162,7 +161,7 @@ class PackedLayer(CacheLayerMixin):
             pass  # as it is: nothing was read from the cache
         elif self._in_transformed_coordinates():
             key_states.oscar_seen = rows.attention()
-            _call.noted = True
+            _call.noted = self
         else:
             key_states, value_states = (x.to(key_states.dtype) for x in rows.read())
         rows.evict()

@@ -61,4 +61,4 @@ class Passage:
         for i, (slots, pages, like) in enumerate(zip(self._slots, self.pages, self._like)):
             keys, values = (x.to(like).transpose(0, 1)[None] for x in slots.unpacked(pages, self.length, positions, slots.far(length)))
             cache.update(keys, values, i)
-            _call.noted = False  # no attention reads it
+            _call.noted = None  # no attention reads it

@@ -68,22 +68,27 @@ class Rows:
         self._kept: dict[int, list[tuple[Any, Any, Any]]] = {layer: [] for layer in self.layers}
         self._scales: dict[int, float] = {}
         self._missing: list[int] = []  # layers that a pass did not have
-        self._passes: dict[int, _Pass] = {}  # the last one of each thread
-        self._lock = threading.Lock()
+        self._passes: dict[int, _Pass] = {}  # of each thread the one under way
+        self._began, self._lock = False, threading.Lock()
 
     def begin(self, mask: Any, lengths: Sequence[int], texts: Sequence[Any]) -> None:
-        """A forward pass of this thread. mask: which of its rows are of sequences, one after the other, that are there from their first
+        """A forward pass of this thread, which ends the one before. mask: which of its rows are of sequences, one after the other, that are there from their first
         token on; lengths: of these; texts: their token ids (int32 numpy arrays), or None of one whose are not known. What is beyond the
         limit is cut."""
         with self._lock:
-            begun = self._passes.setdefault(threading.get_ident(), _Pass())
-            self._end(begun)
-            begun.mask, left = mask, self.limit - self._taken()
+            self._end()
+            begun = self._passes[threading.get_ident()] = _Pass(mask)
+            self._began, left = True, self.limit - self._taken()
             for length, ids in zip(lengths, texts):
                 if (kept := min(length, left)) > 0:
                     begun.lengths.append(kept)
                     begun.texts.append(None if ids is None else ids[:kept])
                     left -= kept
+
+    def end(self) -> None:
+        """The pass of this thread is over: rows that come are of none."""
+        with self._lock:
+            self._end()
 
     def _taken(self) -> int:
         return sum(self.lengths) + sum(sum(each.lengths) for each in self._passes.values())
@@ -124,9 +129,9 @@ class Rows:
         import torch
 
         with self._lock:
-            for each in self._passes.values():
-                self._end(each)
-        if not self._passes:
+            for thread in tuple(self._passes):
+                self._end(thread)
+        if not self._began:
             raise RuntimeError("no rows were kept: the model itself was not called; call it, and no part of it")
         if not self.lengths:
             raise RuntimeError(f"no rows were kept, since layers {self._missing} were not observed; use oscar dump" if self._missing else
@@ -159,8 +164,9 @@ class Rows:
         logging.getLogger("oscar_kv").warning("oscar_kv: rows of %d tokens in %d sequences are in %s; next: oscar fit --dump %s --out SET%s",
                                               tokens, len(self.lengths), path, shlex.quote(str(self.folder)), short)
 
-    def _end(self, each: _Pass) -> None:
-        """Keeps the pass, if all layers have seen it: an error may have ended it."""
+    def _end(self, thread: int | None = None) -> None:
+        """Keeps the pass of a thread, this one unless told, if all layers have seen it: an error may have ended it."""
+        each = self._passes.pop(threading.get_ident() if thread is None else thread, _Pass())
         if each.lengths and each.layers.keys() == self._kept.keys():
             for layer, rows in each.layers.items():
                 self._kept[layer].append(rows)
@@ -169,7 +175,6 @@ class Rows:
                 self._texts = None if any(ids is None for ids in each.texts) else self._texts + each.texts
         elif each.lengths:
             self._missing = [layer for layer in self.layers if layer not in each.layers]
-        each.lengths, each.texts, each.layers = [], [], {}
 
     def _require_room(self, token_bytes: int) -> None:
         heads = self._shapes[1][0]

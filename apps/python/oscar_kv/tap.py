@@ -11,6 +11,7 @@ Non-goals: latent attention, static caches, gradient checkpointing (it runs laye
 import inspect
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
@@ -20,6 +21,7 @@ from .rows import DEFAULT_TOKENS, Rows
 
 _open: list["Tap"] = []  # those that observe now
 _replaced: dict[str, Any] = {}  # by name in transformers' registry, what the first of them found there
+_lock = threading.Lock()  # of both
 
 
 class Tap:
@@ -52,23 +54,27 @@ class Tap:
 
         names = {getattr(module.config, "_attn_implementation", None) or "eager"
                  for module in self._model.modules() if id(module) in self._wanted}
-        self._hook = self._model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
-        _open.append(self)
-        for name in names - _replaced.keys():
-            _wrap(ALL_ATTENTION_FUNCTIONS, name)
+        self._hooks = (self._model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
+                       self._model.register_forward_hook(lambda *_: self._rows.end(), always_call=True))
+        with _lock:
+            _open.append(self)
+            for name in names - _replaced.keys():
+                _wrap(ALL_ATTENTION_FUNCTIONS, name)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-        self._hook.remove()
-        _open.remove(self)
-        while _replaced and not _open:
-            name, previous = _replaced.popitem()
-            del ALL_ATTENTION_FUNCTIONS[name]
-            if previous is not None:
-                ALL_ATTENTION_FUNCTIONS[name] = previous
+        for hook in self._hooks:
+            hook.remove()
+        with _lock:
+            _open.remove(self)
+            while _replaced and not _open:
+                name, previous = _replaced.popitem()
+                del ALL_ATTENTION_FUNCTIONS[name]
+                if previous is not None:
+                    ALL_ATTENTION_FUNCTIONS[name] = previous
         if kind is None:
             self._rows.save(self._identity, identity.image_tokens_of(self._model.config))
 
