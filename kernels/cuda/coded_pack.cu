@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 
 #include "kernels/cuda/coded_pack_encode.cuh"
 #include "kernels/cuda/coded_pack_rows.cuh"

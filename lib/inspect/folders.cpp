@@ -85,11 +85,7 @@ Inspection inspect_dump(const fs::path& folder) {
   const std::vector<DumpChunk> first = index.chunks(index.layer_ids().front(), quiet);
   for (const int layer : index.layer_ids()) {
     tokens.push_back(0), chunks = 0;
-    for (const DumpChunk& chunk : index.chunks(layer, quiet)) {
-      throw_if_interrupted();
-      for (const ChunkTensor* tensor : {&chunk.q, &chunk.k, &chunk.v}) require_unchanged(*tensor);
-      tokens.back() += chunk.tokens(), ++chunks;
-    }
+    for (const DumpChunk& chunk : index.chunks(layer, quiet)) tokens.back() += chunk.tokens(), ++chunks;
   }
   const TensorLocation &q = first.front().q.location, &k = first.front().k.location;
   Inspection found{index.manifest().is_null() ? "dump (published layout)" : "dump", {}, {}};
@@ -99,8 +95,12 @@ Inspection inspect_dump(const fs::path& folder) {
   if (!found.problems.empty()) return found;
   const auto source = open_dump(folder, {.max_tokens = 0}, quiet);
   for (const int layer : source->layer_ids()) {
+    for (const DumpChunk& chunk : index.chunks(layer, quiet)) {
+      throw_if_interrupted();
+      for (const ChunkTensor* tensor : {&chunk.q, &chunk.k, &chunk.v}) require_unchanged(*tensor);
+    }
     QkvChunk chunk;
-    for (const auto stream = source->open(layer); stream->next(chunk);) {
+    for (const auto stream = source->open(layer); stream->next(chunk);) {  // what was read just now
       throw_if_interrupted();
       require_finite(chunk);
     }

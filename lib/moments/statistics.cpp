@@ -2,8 +2,10 @@
 #include "moments/statistics.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <map>
+#include <ranges>
 #include <set>
 
 #include "base/errors.hpp"
@@ -233,10 +235,13 @@ void merge(LayerStatistics& to, LayerStatistics from, const std::string& where) 
   }
 }
 
-/// Whether half of the texts of either or more are among those of the other.
+/// Whether half of the texts of either or more are among those of the other. What repeats in one of them, whose texts
+/// begin alike and end within a block, tells nothing.
 bool share_texts(const CalibrationData& a, const CalibrationData& b) {
-  const std::set<std::string_view> known(a.blocks.begin(), a.blocks.end());
-  const auto shared = std::ranges::count_if(b.blocks, [&](const std::string& text) { return known.contains(text); });
+  std::map<std::string_view, std::array<int, 2>> counts;
+  for (const std::string& text : a.blocks) ++counts[text][0];
+  for (const std::string& text : b.blocks) ++counts[text][1];
+  const auto shared = std::ranges::count(std::views::values(counts), std::array{1, 1});
   return shared > 0 && 2 * shared >= std::min(std::ssize(a.blocks), std::ssize(b.blocks));
 }
 

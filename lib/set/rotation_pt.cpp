@@ -24,7 +24,7 @@ PtItem item(const char* name, T value) {
 template <class T>
 const T& member(const PtValue& dict, const char* name, const std::string& where) {
   const T* value = member_of<T>(&dict, name);
-  if (value == nullptr) fail(std::string("no member \"") + name + "\", or one of another type", where);
+  if (value == nullptr) fail(std::string("the member \"") + name + "\" is absent or of another type", where);
   return *value;
 }
 
@@ -86,7 +86,7 @@ void take_clip_ratios(const PtValue& root, RotationFile& file, const std::string
     const auto* tensor = member_of<Tensor>(calibration->find(std::string("clip_ratio")), std::int64_t{id});
     std::vector<double> values = tensor == nullptr ? std::vector<double>() : tensor->to_doubles();
     if (values.empty() || !std::ranges::all_of(values, is_share)) {
-      fail("the clip ratios of layer " + std::to_string(id) + " are not numbers from 0 to 1", where);
+      fail("there is no tensor of clip ratios from 0 to 1 of layer " + std::to_string(id), where);
     }
     side.clip_ratio = values.front();
     if (values.size() > 1) side.head_clip_ratios = std::move(values);

@@ -66,7 +66,8 @@ def real_model():
               hits(row["probes_2k"]), long.get(row["name"], "")]
              for row in sorted([*document["baselines"], *document["recipes"]], key=lambda row: row["kld"])]
     head = ["cache", "read by", "bits, fp16 / fp32 parameters", "ppl", "KLD", "same top", "needles 2K", "KLD, 32K"]
-    return f"From {source(REAL)}, {document['gpu'].split(',')[0]}, commit {document['commit'][:7]}:\n\n{table(head, lines)}\n"
+    long = " and ".join(sorted({row["commit"][:7] for row in document["long"]}))
+    return f"From {source(REAL)}, {document['gpu'].split(',')[0]}, commit {document['commit'][:7]}, at 32K {long}:\n\n{table(head, lines)}\n"
 
 
 def context_bits():
@@ -93,7 +94,7 @@ def decode_speed():
              for case, peer in bf16.items()]
     head = ["us of one decode step of a layer (times as fast)", "bfloat16", *(plan.replace("Qwen2.5-Coder-1.5B", "Qwen") for plan in columns)]
     commits = " and ".join(sorted({row.get("commit", document["commit"])[:7] for row in document["cases"]}))
-    return f"From {source('coded_attention_h200.json')}, {document['gpu'].removeprefix('NVIDIA ')}, commits {commits}:\n\n{table(head, lines)}\n"
+    return f"From {source('coded_attention_h200.json')}, {document['gpu'].removeprefix('NVIDIA ')}, commit{'s' if ' and ' in commits else ''} {commits}:\n\n{table(head, lines)}\n"
 
 
 def model_speed():

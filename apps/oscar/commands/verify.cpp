@@ -52,8 +52,9 @@ void check_usage(const CLI::App& app, VerifyCommand& c) {
     refuse_given(app,
                  {"--dump", "--stats", "--needle", "--quote", "--layers", "--compare", "--for", "--windows", "--sink",
                   "--recent", "--require-held-out", "--max-output-error", "--max-softmax-kl", "--max-ppl-increase",
-                  "--max-needles-lost", "--default-limits", "--record"},
+                  "--max-needles-lost", "--default-limits"},
                  "there is no set that it could be about", "name a set, or leave it out");
+    if (c.replaces_more) throw UsageError("there is no set to record in", "--record", "name a set, or leave it out");
   }
   const bool has_probes = c.needles.given() || c.quotes.given(), has_rows = has_text(c) || !c.dump.empty();
   if ((has_text(c) || has_probes) && c.input.model.empty()) {
@@ -74,9 +75,9 @@ void check_usage(const CLI::App& app, VerifyCommand& c) {
   if (!c.needles.given()) {
     refuse_given(app, {"--max-needles-lost"}, "there are no needles", "give --model with --needle, or leave it out");
   }
+  leave_out_repeated(c.stock), leave_out_repeated(c.options.compare);
   if (c.stock == std::vector<std::string>{"all"}) c.stock = stock_caches();
   require_stock_caches(c.stock);
-  leave_out_repeated(c.stock), leave_out_repeated(c.options.compare);
   if (!has_rows && !has_probes) {
     refuse_given(app, {"--windows", "--precision", "--sink", "--recent"}, "nothing is measured", remedy);
     if (c.options.compare != std::vector<std::string>{"none"}) {

@@ -222,11 +222,11 @@ class ConvertTest(unittest.TestCase):
         for said, change in (
                 ("have different models", lambda file: file["calibration"].update(model_path="another/model")),
                 ("have different calibration data", lambda file: file["calibration"].update(prompt_sha256="0" * 64)),
-                ('"group_size", or one of another type', lambda file: file["transform"].update(group_size="128")),
-                ('"clip_scalar", or one of another type', lambda file: file["calibration"].update(clip_scalar="1")),
+                ('"group_size" is absent or of another type', lambda file: file["transform"].update(group_size="128")),
+                ('"clip_scalar" is absent or of another type', lambda file: file["calibration"].update(clip_scalar="1")),
                 ("clip_scalar is not from 0 to 1", lambda file: file["calibration"].update(clip_scalar=float("nan"))),
-                ("ratios of layer 1 are not numbers", lambda file: file["calibration"]["clip_ratio"].pop(1)),
-                ("ratios of layer 1 are not numbers", ratios(float("nan"))), ("ratios of layer 1 are not numbers", ratios(-1)),
+                ("clip ratios from 0 to 1 of layer 1", lambda file: file["calibration"]["clip_ratio"].pop(1)),
+                ("clip ratios from 0 to 1 of layer 1", ratios(float("nan"))), ("clip ratios from 0 to 1 of layer 1", ratios(-1)),
                 ("the value file has k_mean", lambda file: file["layers"][1].update(k_mean=torch.ones(1, HEAD_DIM)))):
             with self.subTest(said):
                 tell(change)

@@ -158,6 +158,8 @@ TEST_CASE("statistics that do not belong together are refused, with both names")
   folder.write("a", read(part('1', {0}, 1), "1234"));
   refused("the same texts twice", [&](Statistics& s) { s = read(s, "04"); });
   CHECK(read_statistics({a, folder.write("b", read(part('2', {0}, 1), "0456"))}).data.size() == 2);  // one in four
+  folder.write("a", read(part('1', {0}, 1), "113"));  // beginnings that texts share
+  CHECK(read_statistics({a, folder.write("b", read(part('2', {0}, 1), "114"))}).data.size() == 2);
   refused("sums of different numbers of heads", [](Statistics& s) { s.layers[0].first.fisher = FisherSums(2, 2); });
   refused("not 2 float64 values", [](Statistics& s) { s.layers[0].first.keys->sums = {1}; });
   refused("layers are not in ascending order", [](Statistics& s) { s = part('2', {3, 0}, 1); });
