@@ -260,8 +260,8 @@ void register_verify(CLI::App& app, Context& context) {
     if (!may_be_replaced_by_json(file)) command->get_option("SET")->required(command->count("--stock") == 0);
   });
   command->callback([options, command, &context] {
-    check_usage(*command, *options);
     options->replaces_more = options->record && command->count("--record") > 0;
+    check_usage(*command, *options);
     run(*options, context);
   });
 }
