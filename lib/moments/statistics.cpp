@@ -6,7 +6,6 @@
 #include <cmath>
 #include <map>
 #include <ranges>
-#include <set>
 
 #include "base/errors.hpp"
 #include "base/sha256.hpp"

@@ -217,9 +217,8 @@ SplitPattern::SplitPattern(const std::string& expression, const std::string& whe
   const std::string rewritten = with_unicode_properties(where.empty() ? expression : for_pcre2(expression, where));
   impl_->code = compiled(rewritten, &error, &offset);
   if (!impl_->code) {
-    throw DataError(
-        fmt::format("the split pattern is not supported: {}, at byte {} of {}", message_of(error), offset, rewritten),
-        where, "encode the text elsewhere and pass token ids with --tokens");
+    throw DataError("the split pattern is not supported: " + message_of(error), where,
+                    "encode the text elsewhere and pass token ids with --tokens");
   }
   // Where there is no JIT, matching is slower, not different.
   pcre2_jit_compile(impl_->code.get(), PCRE2_JIT_COMPLETE);
