@@ -5,7 +5,6 @@
 #include <array>
 #include <cmath>
 #include <map>
-#include <ranges>
 
 #include "base/errors.hpp"
 #include "base/sha256.hpp"
@@ -240,7 +239,7 @@ bool share_texts(const CalibrationData& a, const CalibrationData& b) {
   std::map<std::string_view, std::array<int, 2>> counts;
   for (const std::string& text : a.blocks) ++counts[text][0];
   for (const std::string& text : b.blocks) ++counts[text][1];
-  const auto shared = std::ranges::count(std::views::values(counts), std::array{1, 1});
+  const auto shared = std::ranges::count(counts, std::array{1, 1}, &decltype(counts)::value_type::second);
   return shared > 0 && 2 * shared >= std::min(std::ssize(a.blocks), std::ssize(b.blocks));
 }
 
