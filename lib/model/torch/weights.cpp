@@ -2,6 +2,7 @@
 #include "model/torch/weights.hpp"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/floor_divide.h>
@@ -147,6 +148,8 @@ struct StoredWeight {
   at::Tensor value;
   at::Tensor scale;  // of float8 and MXFP4
   std::string name;
+  TensorRef whole{};           // unless these are all of its rows: the matrix that they and the scales are of
+  std::int64_t first_row = 0;  // in it
 
   /// What it stands for: matrices in `dtype`, vectors in fp32. Throws DataError for scales that do not fit.
   [[nodiscard]] at::Tensor unpack(at::ScalarType dtype) const {
@@ -154,8 +157,10 @@ struct StoredWeight {
     const bool matrix = value.dim() >= 2 && value.size(0) > 1;
     if (!scale.defined()) return value.to(matrix ? dtype : at::kFloat);
     const std::int64_t rows = value.size(0), columns = value.numel() / rows;
-    const at::Tensor floats = value.view({rows, columns}).to(at::kFloat);
-    return (floats * spread(scale.to(at::kFloat), rows, columns, name)).to(dtype);
+    const at::Tensor floats = value.view({rows, columns}).to(at::kFloat), all = scale.to(at::kFloat);
+    if (whole.shape.empty()) return (floats * spread(all, rows, columns, name)).to(dtype);
+    const at::Tensor own = at::arange(first_row, first_row + rows, all.options().dtype(at::kLong));
+    return (floats * scales_of_rows(all, own, whole, name)).to(dtype);
   }
 };
 
@@ -236,15 +241,18 @@ void take_apart(Weights& weights) {
   }
 }
 
-/// Rows [begin, end) of a matrix.
+/// Rows [begin, end) of a matrix of floats, or of float8 with scales.
 StoredWeight want_rows(Fetch& fetch, const WeightStore& store, const std::string& name, std::int64_t begin,
                        std::int64_t end) {
-  TensorRef rows = store.at(name);
+  const TensorRef& whole = store.at(name);
+  TensorRef rows = whole;
   const std::size_t row_bytes = rows.data.size() / static_cast<std::size_t>(rows.shape[0]);
   rows.shape[0] = end - begin;
   rows.data =
       rows.data.subspan(static_cast<std::size_t>(begin) * row_bytes, static_cast<std::size_t>(end - begin) * row_bytes);
-  return {fetch.want(rows), {}, name};
+  StoredWeight weight{fetch.want(rows), {}, name, whole, begin};
+  if (is_float8(whole.dtype)) weight.scale = fetch.want(store.at(scales_of(store, name)));
+  return weight;
 }
 
 /// A layer's part of what makes inputs of layers, if there are any.

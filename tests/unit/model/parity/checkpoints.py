@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 BLOCK = 128
 FLOAT8_LARGEST = 448.0
 FLOAT4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
-LINEAR = re.compile(r"(proj|\.w[123])\.weight$")
+LINEAR = re.compile(r"(proj|projection|\.w[123])\.weight$")
 
 
 def float8_blocks(weight, height, width):

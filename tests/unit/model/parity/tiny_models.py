@@ -146,4 +146,6 @@ MODELS |= {
     "llama-fp8tensor": ("LlamaForCausalLM", LLAMA3 | WIDE),
     "qwen3-moe-fp8rows": ("Qwen3MoeForCausalLM", rope(1e6) | EXPERTS | WIDE),
     "gpt-oss-mxfp4": ("GptOssForCausalLM", MODELS["gpt-oss"][1]),
+    "gemma4-layer-inputs-fp8": ("Gemma4ForCausalLM", GEMMA4_E | {"hidden_size_per_layer_input": 20}),
+    "gemma4-layer-inputs-fp8rows": ("Gemma4ForCausalLM", GEMMA4_E),
 }
