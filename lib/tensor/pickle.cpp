@@ -22,6 +22,8 @@ constexpr int kMaxDepth = 64;
 /// Objects that a pickle names more than once are built as often, within a limit: a few bytes can name an object twice
 /// in another that is named twice, and so on.
 constexpr std::size_t kMaxPickleCopies = 16;  // of the bytes of the pickle
+/// What a pickle makes, and what is built of it: each takes some hundred times the byte that may ask for it.
+constexpr std::size_t kMaxValues = 1U << 20U;
 
 // What the machine computes with: objects that may name each other in circles.
 
@@ -60,7 +62,8 @@ class Machine {
       const char opcode = *take(1);
       if (opcode == '.') break;
       if (!push_value(opcode) && !fill(opcode) && !remember(opcode) && !call(opcode)) {
-        refuse("the pickle has an opcode that torch.save does not write");
+        throw DataError("the pickle makes another object than a plain dict, list, number, string or tensor", where_,
+                        "save plain values, for a module's state_dict dict(state), or fetch the file again");
       }
     }
     if (stack_.size() != 1 || !marks_.empty()) refuse("the pickle does not end with one value");
@@ -110,6 +113,7 @@ class Machine {
   // --- the stack
   template <class T>
   void push(T value) {
+    if (nodes_.size() == kMaxValues) refuse("the pickle makes more than a million values");
     stack_.push_back(&nodes_.emplace_back(Node{std::move(value)}));
   }
   Nodes pop(std::size_t count) {
@@ -262,10 +266,14 @@ class Machine {
     push(Storage{as<DType>(fields[1], "a type"), record});
   }
 
-  /// (storage, offset, shape, strides, requires_grad, hooks …)
+  /// (storage, offset, shape, strides, requires_grad, hooks, what else is to be done with the elements)
   void push_tensor(const Nodes& fields) {
     if (fields.size() < 4) refuse("the pickle has a tensor without shape or strides");
     const auto& [dtype, record] = as<Storage>(fields[0], "a storage");
+    if (fields.size() > 6 && !as<Dict>(fields[6], "a dict").items.empty()) {
+      throw DataError("tensors that negate or conjugate what is stored are not supported", where_,
+                      "save them with .resolve_conj().resolve_neg()");
+    }
     push(
         PickledTensor{dtype, record, as<std::int64_t>(fields[1], "an offset"), numbers(fields[2]), numbers(fields[3])});
   }
@@ -295,8 +303,9 @@ class Builder {
     if (depth > kMaxDepth) refuse("its values are nested too deep");
     const auto* text = std::get_if<std::string>(&node.value);
     const std::size_t bytes = text != nullptr ? text->size() + 1 : 1;
-    if (bytes > bytes_left_) refuse("it names the same values too often");
+    if (bytes > bytes_left_ || values_left_ == 0) refuse("it names the same values too often");
     bytes_left_ -= bytes;
+    --values_left_;
     return std::visit([&](const auto& value) { return build_value(value, depth); }, node.value);
   }
 
@@ -336,7 +345,7 @@ class Builder {
     return {std::move(out)};
   }
 
-  std::size_t bytes_left_;
+  std::size_t bytes_left_, values_left_ = kMaxValues;
   const std::function<PtValue(const PickledTensor&)>& make_;
   const std::string& where_;
 };

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <set>
 #include <utility>
 
 #include "base/errors.hpp"
@@ -22,7 +23,7 @@ constexpr std::string_view kPickle = "/data.pkl";
 /// Where the elements of a tensor begin, for those who map the file.
 constexpr std::uint64_t kAlignment = 64;
 /// Tensors that share a record are read as often: with a limit, in sizes of the archive.
-constexpr std::uint64_t kMaxCopies = 256;
+constexpr std::uint64_t kMaxCopies = 16;
 
 /// An archive whose tensors are parts of the file.
 class Archive {
@@ -41,21 +42,22 @@ class Archive {
       folder_ = name.substr(0, name.find('/') + 1);
     }
     if (folder_.empty()) throw DataError("not a PyTorch archive: it has no member data.pkl", path_, kPtRemedy);
+    if (const std::string order = folder_ + "byteorder"; directory_.has(order) && content_of(order) != "little") {
+      throw DataError("the archive's numbers are not little-endian", path_, "write it again on another machine");
+    }
   }
 
   /// The value, with what `make` makes of its tensors.
   PtValue read(const std::function<PtValue(const PickledTensor&)>& make) {
-    const std::string name = folder_ + "data.pkl";
-    const ZipMember member = directory_.find(name);
-    std::string pickle(member.size, '\0');
-    read_at(file_.descriptor(), member.offset, std::as_writable_bytes(std::span(pickle)));
-    directory_.check(name, member, std::as_bytes(std::span(pickle)));
-    return read_pickle(pickle, make, path_);
+    return read_pickle(content_of(folder_ + "data.pkl"), make, path_);
   }
 
   Tensor tensor_of(const PickledTensor& tensor) {
     const ZipMember record = record_of(tensor);
-    return gather(tensor, file_.bytes().subspan(record.offset, record.size));
+    const auto bytes = file_.bytes().subspan(record.offset, record.size);
+    if (record.size > 0 && checked_.insert(tensor.record).second)
+      directory_.check("data/" + tensor.record, record, bytes);
+    return gather(tensor, bytes);
   }
 
   [[nodiscard]] std::uint64_t offset_of(const PickledTensor& tensor) {
@@ -64,6 +66,13 @@ class Archive {
   }
 
  private:
+  [[nodiscard]] std::string content_of(const std::string& name) const {
+    const ZipMember member = directory_.find(name);
+    std::string content(member.size, '\0');
+    read_at(file_.descriptor(), member.offset, std::as_writable_bytes(std::span(content)));
+    directory_.check(name, member, std::as_bytes(std::span(content)));
+    return content;
+  }
   /// The record of a tensor that lies inside it. All tensors together have no more bytes than the archive accounts for.
   [[nodiscard]] ZipMember record_of(const PickledTensor& tensor) {
     const auto elements = static_cast<std::uint64_t>(num_elements(tensor.shape));
@@ -83,7 +92,8 @@ class Archive {
   MappedFile file_;
   ZipDirectory directory_;
   std::uint64_t bytes_left_;
-  std::string folder_;  // that all members are in, with its slash
+  std::string folder_;             // that all members are in, with its slash
+  std::set<std::string> checked_;  // records
 };
 
 /// As torch.save names and orders them.

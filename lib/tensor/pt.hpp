@@ -3,7 +3,8 @@
 // torch.load(weights_only=True) takes them: a zip archive of a pickle and of one member for the
 // elements of each tensor. Nothing in an archive is ever executed: only dicts, lists, tuples, numbers, strings, None
 // and tensors are built, and any other global is an error that names it. Non-goals: the legacy (non-zip) format,
-// compressed members, sparse or quantised tensors, views with strides (they are made contiguous).
+// compressed members, big-endian numbers, sparse or quantised tensors, those that are negated or conjugated as they are
+// read; views with strides are made contiguous.
 //
 // Zip archives (PKWARE's APPNOTE 6.3) whose members are stored as they are, as .pt files have them; zip64
 // records where an archive or a member has 4 GB or more. Non-goals: compression, encryption, several disks.
@@ -68,7 +69,7 @@ template <class T>
   return value == nullptr ? nullptr : value->get_if<T>();
 }
 
-/// Reads a whole archive. Throws DataError: missing, truncated, not an archive, a forbidden global.
+/// Reads a whole archive. Throws DataError: missing, truncated, damaged, not an archive, a forbidden global.
 [[nodiscard]] PtValue read_pt(const std::filesystem::path& path);
 /// Reads an archive that holds one bare tensor. Throws DataError if it holds something else.
 [[nodiscard]] Tensor read_pt_tensor(const std::filesystem::path& path);
@@ -76,7 +77,7 @@ template <class T>
 void write_pt(const std::filesystem::path& path, const PtValue& value);
 
 /// Reads an archive without the elements of its tensors: in the place of each is where it lies. Throws DataError as
-/// read_pt does, and for a tensor that is not contiguous.
+/// read_pt does, but not for damaged elements, and for a tensor that is not contiguous.
 [[nodiscard]] PtValue locate_pt(const std::filesystem::path& path);
 /// Tells where the one tensor of an archive lies, without reading the payload. Throws DataError as read_pt_tensor does,
 /// and for a tensor that is not contiguous.

@@ -22,9 +22,9 @@ std::string text(const std::string& value) {
 }
 
 /// A tensor of two elements in a storage of this type.
-std::string tensor(const std::string& type) {
+std::string tensor(const std::string& type, const std::string& more = "") {
   return "ctorch._utils\n_rebuild_tensor_v2\n((" + text("storage") + type + text("0") + text("cpu") +
-         "K\002tQK\000K\002\205K\001\205\211ccollections\nOrderedDict\n)RtR"s;
+         "K\002tQK\000K\002\205K\001\205\211ccollections\nOrderedDict\n)R"s + more + "tR";
 }
 
 const std::string kFloats = "ctorch\nFloatStorage\n";
@@ -43,6 +43,7 @@ TEST_CASE("a pickle's plain values, containers and tensors") {
   CHECK(read("K\001K\002\206").get_if<PtList>()->size() == 2);
   const PtValue dict = read("ccollections\nOrderedDict\n)RK\007" + tensor(kFloats) + "s");
   CHECK(dict.find(7)->get_if<Tensor>()->shape == std::vector<std::int64_t>{2});
+  CHECK(read(tensor(kFloats, "}")).get_if<Tensor>() != nullptr);
 }
 
 TEST_CASE("an object that a pickle names twice is there twice") {
@@ -53,6 +54,7 @@ TEST_CASE("an object that a pickle names twice is there twice") {
 
 TEST_CASE("types and functions that rotation files do not need are refused by name") {
   CHECK_ERROR(read(tensor("ctorch\nQUInt8Storage\n")), DataError, "torch.QUInt8Storage are not supported");
+  CHECK_ERROR(read(tensor(kFloats, "}" + text("neg") + "\210s")), DataError, "negate or conjugate what is stored");
   CHECK_ERROR(read("ctorch._utils\n_rebuild_qtensor\n"), DataError,
               "forbidden global \"torch._utils._rebuild_qtensor\"");
   CHECK_ERROR(read("ctorch.jit._pickle\nrestore_type_tag\n"), DataError, "forbidden global");
@@ -78,8 +80,9 @@ TEST_CASE("pickles that no torch.save wrote are errors") {
   CHECK_ERROR(read("Nr\377\377\377\177"), DataError, "more objects than it can have");
   CHECK_ERROR(read("X\377\377\377\177"), DataError, "ends before");
   CHECK_ERROR(read("\212\011"s + std::string(9, 'x')), DataError, "more than 64 bits");
-  CHECK_ERROR(read("\223"), DataError, "an opcode that torch.save does not write");
-  CHECK_ERROR(read(text("x") + "2\206"), DataError, "an opcode that torch.save does not write");  // DUP, which copies
+  CHECK_ERROR(read("\223"), DataError, "another object than");
+  CHECK_ERROR(read(text("x") + "2\206"), DataError, "another object than");  // DUP, which copies
+  CHECK_ERROR(read("ccollections\nOrderedDict\n)R}" + text("_metadata") + "}sb"), DataError, "dict(state)");
   std::string many = tensor(kFloats);
   many.replace(many.find("K\002\205"), 3, "(" + std::string(200, 'N') + "t");
   CHECK_ERROR(read(many), DataError, "too many dimensions");
@@ -94,6 +97,11 @@ TEST_CASE("a pickle cannot take more memory or stack than its bytes account for"
   std::string repeated = "](" + text(std::string(200, 'x')) + "q\001";
   for (int i = 0; i < 100; ++i) repeated += "h\001";
   CHECK_ERROR(read(repeated + "e"), DataError, "the same values too often");
+  const std::size_t million = std::size_t{1} << 20U;
+  CHECK_ERROR(read("(" + std::string(million, 'N') + "t"), DataError, "more than a million values");
+  std::string shared = "X\0\0\002\0"s + std::string(131'072, 'x') + "](" + std::string(1000, 'N') + "eq\001";
+  for (int i = 0; i < 1100; ++i) shared += "h\001";
+  CHECK_ERROR(read("(" + shared + "t"), DataError, "the same values too often");
 }
 
 TEST_CASE("a view is checked against its record, and gathered whatever its strides") {

@@ -71,6 +71,25 @@ TEST_CASE("damaged archives are errors, at whatever byte they end") {
   CHECK_ERROR(read_pt(folder / "none.pt"), DataError, "no such file");
 }
 
+TEST_CASE("elements whose checksum differs are an error, and those of another byte order") {
+  const test::TemporaryFolder folder;
+  write_pt(folder / "a.pt", sample());
+  const PtValue located = locate_pt(folder / "a.pt");
+  std::string bytes = read_text(folder / "a.pt");
+  bytes[located.find("layers")->find(7)->find("rotation")->get_if<TensorLocation>()->offset] ^= 1;
+  write_file(folder / "a.pt", bytes);
+  CHECK_ERROR(read_pt(folder / "a.pt"), DataError, "data/0 is damaged: its checksum differs");
+
+  std::string archive;
+  ZipWriter writer([&](std::string_view part) { archive += part; }, 1);
+  writer.add("a/data.pkl", "\x80\x02N.");
+  writer.add("a/byteorder", "big");
+  writer.finish();
+  write_file(folder / "big.pt", archive);
+  CHECK_ERROR(read_pt(folder / "big.pt"), DataError, "not little-endian");
+  CHECK_ERROR(locate_pt(folder / "big.pt"), DataError, "not little-endian");
+}
+
 TEST_CASE("a tensor that claims more elements than its record holds is refused") {
   CHECK_ERROR(read_pt(test::data("malformed/oversized_view.pt")), DataError, "larger than its record");
   CHECK_ERROR(read_pt(test::data("malformed/repeated_element.pt")), DataError, "more elements than the archive");
