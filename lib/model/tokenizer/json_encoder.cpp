@@ -122,6 +122,10 @@ class JsonEncoder final : public TextEncoder {
       return ids.size() < enough;
     };
     const auto take_added = [&](std::int32_t id) {
+      if (id == AddedToken::kNoId) {
+        throw DataError("the text has a special token that tokenizer_config.json names without an id", where_,
+                        "encode the text elsewhere and pass token ids with --tokens");
+      }
       first = false;
       ids.push_back(id);
       return ids.size() < enough;

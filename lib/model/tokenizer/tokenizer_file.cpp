@@ -5,6 +5,7 @@
 #include <limits>
 #include <map>
 #include <optional>
+#include <unordered_set>
 
 #include "base/errors.hpp"
 #include "base/json.hpp"
@@ -50,15 +51,21 @@ std::optional<std::string> bytes_of_token(const std::string& token) {
 class Reader {
  public:
   explicit Reader(const std::filesystem::path& path)
-      : path_(path.string()), root_(is_gguf(path) ? gguf_tokenizer(path) : read_json(path)) {}
+      : path_(path.string()),
+        root_(is_gguf(path) ? gguf_tokenizer(path) : read_json(path)),
+        config_(is_gguf(path) ? Json() : read_config(path.parent_path() / "tokenizer_config.json")) {}
 
   TokenizerFile read() {
     if (!root_.is_object()) fail("the file", "is not a JSON object");
     read_added_tokens(member(root_, "added_tokens"));
     read_added_tokens(added_by_config());
+    add_named_tokens();
     read_normalizer(member(root_, "normalizer"), "normalizer");
     const Json& pre_tokenizer = member(root_, "pre_tokenizer");
     if (!pre_tokenizer.is_null()) read_pre_tokenizer(pre_tokenizer, "pre_tokenizer");
+    if (byte_level_ && flag(config_, "add_prefix_space") && !follows_file(text(config_, "tokenizer_class"))) {
+      unsupported("add_prefix_space", "in tokenizer_config.json");
+    }
     read_post_processor(member(root_, "post_processor"));
     read_model(member(root_, "model"));
     number_added_tokens();
@@ -89,14 +96,16 @@ class Reader {
     return value.get<std::int32_t>();
   }
 
+  /// Null: there is none.
+  static Json read_config(const std::filesystem::path& file) {
+    const std::optional<std::string> content = optional_text(file);
+    return content ? parse_json(*content, file.string()) : Json();
+  }
+
   /// The added tokens of tokenizer_config.json, by their ids there.
   [[nodiscard]] Json added_by_config() const {
-    const std::filesystem::path file = std::filesystem::path(path_).parent_path() / "tokenizer_config.json";
-    const std::optional<std::string> content = is_gguf(path_) ? std::nullopt : optional_text(file);
-    if (!content) return Json();
-    const Json config = parse_json(*content, file.string());
     std::map<int, Json> by_id;
-    for (const auto& [number, token] : member(config, "added_tokens_decoder").items()) {
+    for (const auto& [number, token] : member(config_, "added_tokens_decoder").items()) {
       const std::optional<int> own = parse_number(number);
       if (!own || text(token, "content").empty()) {
         fail("added_tokens_decoder", "has a token without a number or content");
@@ -127,14 +136,42 @@ class Reader {
     }
   }
 
+  /// Adds the tokens that tokenizer_config.json names and no list has, as transformers does: without an id.
+  void add_named_tokens() {
+    std::vector<Json> named;
+    for (const char* name : {"bos", "eos", "unk", "sep", "pad", "cls", "mask"}) {
+      named.push_back(member(config_, std::string(name) + "_token"));
+    }
+    for (const char* list : {"additional_special_tokens", "extra_special_tokens"}) {
+      for (const Json& token : member(config_, list)) named.push_back(token);
+    }
+    std::unordered_set<std::string> known{""};
+    for (const AddedToken& token : file_.added_tokens) known.insert(token.content);
+    for (const Json& token : named) {
+      const std::string content = token.is_string() ? token.get<std::string>() : text(token, "content");
+      if (!known.insert(content).second) continue;
+      file_.added_tokens.push_back(
+          {content, AddedToken::kNoId, flag(token, "normalized"), flag(token, "lstrip"), flag(token, "rstrip")});
+    }
+  }
+
+  /// Whether a class of transformers leaves it to tokenizer.json whether texts begin with a space.
+  static bool follows_file(const std::string& name) {
+    return name.starts_with("PreTrainedTokenizer") || name.starts_with("Llama") || name == "TokenizersBackend";
+  }
+
   /// An added token has its id in the vocabulary; others count on from there, whatever the file says: so does Hugging
-  /// Face tokenizers, and with it every server.
+  /// Face tokenizers. What is named without an id gets none.
   void number_added_tokens() {
     const Json& vocabulary = member(member(root_, "model"), "vocab");
     auto next = static_cast<std::int32_t>(vocabulary.size());
     for (AddedToken& token : file_.added_tokens) {
       const auto known = vocabulary.find(token.content);
-      token.id = known == vocabulary.end() ? next : id(*known, "model.vocab");
+      if (known != vocabulary.end()) {
+        token.id = id(*known, "model.vocab");
+      } else if (token.id != AddedToken::kNoId) {
+        token.id = next;
+      }
       next = std::max(next, token.id + 1);
     }
   }
@@ -152,6 +189,8 @@ class Reader {
   }
 
   void read_normalizer(const Json& normalizer, const std::string& whole) {
+    constexpr double kMaxGrowth = 16;
+    double growth = 1;
     if (normalizer.is_null()) return;
     for_each_step(normalizer, "normalizers", whole, [&](const Json& step, const std::string& name) {
       const std::string type = text(step, "type"), from = text(member(step, "pattern"), "String");
@@ -160,7 +199,10 @@ class Reader {
       } else if (type == "Prepend") {
         file_.normalizer.push_back({NormalizerStep::Kind::kPrepend, "", text(step, "prepend")});
       } else if (type == "Replace" && !from.empty()) {
-        file_.normalizer.push_back({NormalizerStep::Kind::kReplace, from, text(step, "content")});
+        const std::string to = text(step, "content");
+        growth *= std::max(1.0, static_cast<double>(to.size()) / static_cast<double>(from.size()));
+        if (growth > kMaxGrowth) unsupported(name, "that makes texts more than 16 times as long");
+        file_.normalizer.push_back({NormalizerStep::Kind::kReplace, from, to});
       } else {
         unsupported(name, member(step, "type").dump());
       }
@@ -295,7 +337,7 @@ class Reader {
   }
 
   std::string path_;
-  Json root_;
+  Json root_, config_;
   TokenizerFile file_;
   bool byte_level_ = false;
 };

@@ -22,6 +22,7 @@
 namespace oscar {
 
 struct AddedToken {
+  static constexpr std::int32_t kNoId = -1;  // readers differ in which it gets: texts that have it are refused
   std::string content;
   std::int32_t id = 0;
   bool normalized = false;                       // looked for after normalization, not before

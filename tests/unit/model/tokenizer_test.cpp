@@ -88,8 +88,23 @@ TEST_CASE("added tokens of tokenizer_config.json count, and decide how they take
   tokens["7"] = added_token("<b>", 7, false);
   tokens["9"] = added_token("<a>", 9, false);
   tokens["9"]["rstrip"] = true;
-  write_json(file.parent_path() / "tokenizer_config.json", {{"added_tokens_decoder", tokens}});
-  CHECK(Tokenizer(file).encode("<a> <b>", "") == Ids{2048, 2049});
+  Json config{{"added_tokens_decoder", tokens}};
+  const auto encode = [&](const char* text) {
+    write_json(file.parent_path() / "tokenizer_config.json", config);
+    return Tokenizer(file).encode(text, "");
+  };
+  CHECK(encode("<a> <b>") == Ids{2048, 2049});
+  config["bos_token"] = "<b>";
+  config["eos_token"] = "in";  // of the vocabulary
+  config["pad_token"] = {{"content", "<c>"}};
+  config["additional_special_tokens"] = {"<d>"};
+  config["extra_special_tokens"] = {{"e_token", "<e>"}};
+  CHECK(encode("<b>string") == Ids{2049, 520, 259, 71});
+  for (const char* text : {"a<c>", "<d>", "<e> "}) CHECK_ERROR(encode(text), DataError, "names without an id");
+  config["add_prefix_space"] = true;
+  CHECK_ERROR(encode("a"), DataError, "\"add_prefix_space\" in tokenizer_config.json is not supported");
+  config["tokenizer_class"] = "PreTrainedTokenizerFast";
+  CHECK(encode("a") == sample().encode("a", ""));
 }
 
 TEST_CASE("the longest added token wins, before or after normalization as it says") {
@@ -162,6 +177,12 @@ TEST_CASE("a tokenizer.json with features that are not supported names them") {
   CHECK_ERROR(Tokenizer("/nowhere/tokenizer.json"), DataError, "no such file");
   refused([](Json& j) { j = Json::array(); }, "is not a JSON object");
   refused([](Json& j) { j["normalizer"]["type"] = "NFKC"; }, "\"normalizer\" \"NFKC\" is not supported");
+  const Json replace{{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", "aa"}};
+  refused(
+      [&](Json& j) {
+        j["normalizer"] = {{"type", "Sequence"}, {"normalizers", Json::array_t(5, replace)}};
+      },
+      "normalizers[4]\" that makes texts more than 16 times as long");
   refused([](Json& j) { j["pre_tokenizer"] = nullptr; }, "without ByteLevel");
   refused([](Json& j) { j["pre_tokenizer"]["pretokenizers"][1]["type"] = "Whitespace"; },
           "pretokenizers[1]\" \"Whitespace\"");
