@@ -17,6 +17,7 @@
 // and int64, of the blocks of the cache and of the entries that copies have:
 //   written (tokens), entry_of (blocks + 1), block_of and read_in (entries + 1), room (blocks + 1)
 #include <array>
+#include <limits>
 #include <vector>
 
 #include "apps/torch/stable_torch.hpp"
@@ -81,12 +82,16 @@ void rotate_rows(const Tensors& x, const Tensors& matrices, const std::vector<st
       [&] { on_cpu::rotate_rows(std::span(products).first(count), dim); });
 }
 
-/// The dense numbers of x, of which there must be so many.
+/// The dense numbers of x, of which there must be so many. On the CPU throws unless all are below `end`.
 template <class T>
-T* numbers_of(const Tensor& x, const char* name, const Tensor& like, int64_t count) {
+T* numbers_of(const Tensor& x, const char* name, const Tensor& like, int64_t count,
+              int64_t end = std::numeric_limits<int64_t>::max()) {
   check_tensor(x, name, like, x.dim() == 2 ? 2 : 1, sizeof(T) == 8 ? ScalarType::Long : ScalarType::Int);
   if (!(x.is_contiguous() && x.numel() == count)) fail(name, " is ", shape_of(x), ", not ", count, " dense numbers");
-  return static_cast<T*>(x.data_ptr());
+  T* const numbers = static_cast<T*>(x.data_ptr());
+  for (int64_t i = 0; x.is_cpu() && i < count; ++i)
+    if (numbers[i] >= end) fail(name, " has ", numbers[i], ", and all must be below ", end);
+  return numbers;
 }
 
 void window_step(const Tensor& table, const Tensor& starts, const Tensor& lengths, const Tensor& written,
@@ -102,7 +107,7 @@ void window_step(const Tensor& table, const Tensor& starts, const Tensor& length
   call.block_size = static_cast<int>(block_size), call.sink = static_cast<int>(sink);
   call.recent = static_cast<int>(recent), call.step = step;
   call.new_tokens = static_cast<int>(copies.size(1) - (sink + recent - 1));
-  if (!(block_size > 0 && sink >= 0 && recent > 0 && call.new_tokens > 0))
+  if (!(call.block_size > 0 && sink >= 0 && recent > 0 && call.new_tokens > 0))
     fail("copies has ", copies.size(1), " tokens, with a window of ", sink, " + ", recent);
   if (!(requests > 0 && requests < 65535)) fail("table has ", requests, " requests");
   if (!(pages.size(1) > 0 && pages.size(1) <= table.size(1)))
@@ -115,9 +120,19 @@ void window_step(const Tensor& table, const Tensor& starts, const Tensor& length
   call.table_width = static_cast<int>(table.size(1)), call.page_width = static_cast<int>(pages.size(1));
   call.starts = numbers_of<int32_t>(starts, "starts", table, requests + 1);
   call.lengths = numbers_of<int32_t>(lengths, "lengths", table, requests);
-  call.written = numbers_of<int64_t>(written, "written", table, tokens);
-  call.entry_of = numbers_of<int64_t>(entry_of, "entry_of", table, blocks + 1);
-  call.block_of = numbers_of<int64_t>(block_of, "block_of", table, entries + 1);
+  call.written = numbers_of<int64_t>(written, "written", table, tokens, blocks * call.block_size);
+  call.entry_of = numbers_of<int64_t>(entry_of, "entry_of", table, blocks + 1, entries);
+  call.block_of = numbers_of<int64_t>(block_of, "block_of", table, entries + 1, blocks + 1);
+  const int64_t most = table.size(1) * call.block_size;
+  for (int64_t r = 0; table.is_cpu() && r < requests; ++r) {
+    const int64_t length = call.lengths[r], begin = call.starts[r], end = call.starts[r + 1];
+    if (begin < 0 || end < begin) fail("starts must rise from 0, and has ", begin, ", ", end);
+    if (length < 0 || length > most) fail("table has ", most, " tokens of a request at most, and a length is ", length);
+    for (int64_t i = 0; i < table.size(1); ++i) {
+      const int64_t block = call.table[r * table.stride(0) + i];
+      if (block < 0 || block >= blocks) fail("table has block ", block, " of ", blocks);
+    }
+  }
   call.read_in = numbers_of<int64_t>(read_in, "read_in", table, entries + 1);
   call.room = numbers_of<int64_t>(room, "room", table, blocks + 1);
   call.slots = numbers_of<int32_t>(slots, "slots", table, tokens);

@@ -97,15 +97,28 @@ class RotateTest(OperatorTest):
                 *(on_cuda if ON_CUDA else on_cpu)):
             self.refused(expected, call)
 
-    def test_windows_need_a_block_and_an_entry(self):
+    def test_windows_need_blocks_and_entries_that_are_there(self):
         def numbers(*shape, dtype=torch.int32):
             return torch.zeros(shape, dtype=dtype, device=DEVICE)
 
-        for blocks, entries in ((0, 1), (1, 0)):
+        def step(blocks=1, entries=1, **added):
             of_blocks, of_entries = ([numbers(count + 1, dtype=torch.int64) for _ in range(2)] for count in (blocks, entries))
-            self.refused(f"there are {blocks} blocks and {entries} entries", lambda: ops.window_step(
-                numbers(1, 1), numbers(2), numbers(1), numbers(1, dtype=torch.int64), of_blocks[0], *of_entries, of_blocks[1], numbers(1),
-                numbers(1), numbers(1, 1), numbers(1), numbers(1, 4), numbers(1), 16, 2, 2, 1))
+            arguments = {"table": numbers(1, 1), "starts": numbers(2), "lengths": numbers(1), "written": numbers(1, dtype=torch.int64),
+                         "entry_of": of_blocks[0], "block_of": of_entries[0], "read_in": of_entries[1], "room": of_blocks[1]}
+            for name, value in added.items():
+                arguments[name] += value
+            ops.window_step(*arguments.values(), numbers(1), numbers(1), numbers(1, 1), numbers(1), numbers(1, 4), numbers(1), 16, 2, 2, 1)
+
+        for blocks, entries in ((0, 1), (1, 0)):
+            self.refused(f"there are {blocks} blocks and {entries} entries", lambda: step(blocks, entries))
+        if not ON_CUDA:
+            step(lengths=16, written=15)
+            for name, value, expected in (
+                    ("table", 1, "table has block 1 of 1"), ("table", -1, "table has block -1 of 1"),
+                    ("lengths", 17, "table has 16 tokens of a request at most, and a length is 17"), ("lengths", -1, "a length is -1"),
+                    ("starts", -1, "starts must rise from 0, and has -1"), ("written", 16, "written has 16, and all must be below 16"),
+                    ("entry_of", 1, "entry_of has 1, and all must be below 1"), ("block_of", 2, "block_of has 2, and all must be below 2")):
+                self.refused(expected, lambda: step(**{name: value}))
 
 
 if __name__ == "__main__":

@@ -219,9 +219,28 @@ class RowsTest(unittest.TestCase):
                 logits = model(ids[:, :1], past_key_values=cache, attention_mask=mask.flip(0)).logits[:, -1]
                 cache.batch_repeat_interleave(2)
                 logits = torch.cat([logits, model(ids[:, :1].repeat_interleave(2, 0), past_key_values=cache).logits[:, -1]])
+                cache.batch_select_indices(torch.tensor([3, 0]))
+                logits = torch.cat([logits, model(ids[:, :1].flip(0), past_key_values=cache).logits[:, -1]])
             found.append(logits.float().log_softmax(-1))
-        self.assertEqual(found[0].shape[0], 6)
+        self.assertEqual(found[0].shape[0], 8)
         self.assertLess(float((found[1].exp() * (found[1] - found[0])).sum(-1).mean()), 1e-3)
+
+    def test_what_inference_mode_filled_is_used_outside_of_it(self):
+        ids = torch.from_numpy(np.load(GOLDEN / "tokens_eval.npy")[:2, :350]).long().to(DEVICE)
+        for attention, path in (("sdpa", "auto"), (oscar_kv.PACKED_ATTENTION, "torch"), (oscar_kv.PACKED_ATTENTION, "kernel")):
+            model, found = self.model(), []
+            model.set_attn_implementation(attention)
+            for within in (False, True):
+                cache = self.cache(model, path=path)
+                with torch.inference_mode(within):
+                    log_probabilities(model, ids[:, :340], cache, 340)
+                    log_probabilities(model, ids[:, 340:342], cache, 1)
+                self.assertFalse(any(x.is_inference() for layer in cache.layers for x in layer.rows.held()))
+                found.append(log_probabilities(model, ids[:, 342:344], cache, 1))
+                with torch.inference_mode(within):
+                    cache.reorder_cache(torch.tensor([1, 0], device=DEVICE))
+                found[-1] = torch.cat([found[-1], log_probabilities(model, ids[:, 344:346], cache, 1), model(ids[:, :1], past_key_values=cache).logits], 1)
+            self.assertTrue(torch.equal(*found), path)
 
     def test_an_exact_prompt_sees_itself_as_it_is(self):
         model = self.model()

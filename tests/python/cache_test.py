@@ -182,10 +182,13 @@ class CacheTest(unittest.TestCase):
             logits(other, torch.ones(1, 3, dtype=torch.long), oscar_kv.PackedCache(set_for(model.config)))
         cache = oscar_kv.PackedCache(set_for(model.config), model.config)
         logits(model, torch.ones(1, 3, dtype=torch.long), cache)
-        with self.assertRaisesRegex(NotImplementedError, "cannot take tokens back"):
+        with self.assertRaisesRegex(NotImplementedError, "cannot take tokens back.*; generate without assistant_model and prompt_lookup_num_tokens"):
             cache.crop(-1)
         self.assertFalse(cache.is_croppable)
         model.set_attn_implementation(oscar_kv.PACKED_ATTENTION)
+        with self.assertRaisesRegex(ValueError, "attention_mask is torch.float32; oscar_packed takes .* of torch.bool, true where .*: pass `mask == 0`"):
+            model(torch.ones(1, 3, dtype=torch.long), attention_mask=torch.zeros(1, 1, 3, 3),
+                  past_key_values=oscar_kv.PackedCache(set_for(model.config), model.config))
         cache = copy.deepcopy(oscar_kv.PackedCache(set_for(model.config), model.config))
         model.set_attn_implementation("sdpa")
         for layer in (1, 0):  # in the first call and in every other

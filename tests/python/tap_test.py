@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 """oscar_kv.observe on models of transformers, against `oscar dump`: tap_test.py [TapTest.test_…]"""
+import contextlib
 import json
 import os
 import resource
@@ -181,6 +182,22 @@ class TapTest(unittest.TestCase):
             model(ids)
             resource.setrlimit(resource.RLIMIT_FSIZE, (10000, limits[1]))  # as a full disk
         self.assertEqual(list(new.iterdir()), [])
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        for replaces in (False, True):  # on a file system without hard links
+            with mock.patch("os.link", side_effect=PermissionError), mock.patch("os.fsync", wraps=os.fsync) as synced, \
+                    mock.patch("os.replace", side_effect=os.replace if replaces else OSError), \
+                    contextlib.nullcontext() if replaces else self.assertRaises(OSError):
+                self.rows(model, ids, name="new")
+            self.assertEqual((synced.call_count, len(list(new.iterdir()))), (1, replaces))
+
+    def test_attention_classes_that_a_user_derives(self):
+        model, _ = self.sample()
+        model.set_attn_implementation("eager")
+        plain = self.rows(model, tokens((1, 100), 2048), name="plain")["layers"]
+        for layer in model.model.layers:
+            layer.self_attn.__class__ = type("Own", (type(layer.self_attn),), {})  # of this module
+        own = self.rows(model, tokens((1, 100), 2048))["layers"]
+        self.assertTrue(torch.equal(own[3]["k"], plain[3]["k"]))
 
     def test_taps_leave_models_as_they_were(self):
         model, _ = self.sample()

@@ -8,7 +8,7 @@ beside it. Token i sees token j as the window has it if j < sink or j > i - rece
 A call of one token is one launch of a decode kernel with the ring as it is; what changes from token to token is in tensors
 (DecodeClock), so that a CUDA graph of such a call can be replayed. Calls of many tokens, and padded ones, are read in torch, over
 unpacked rows: keys that are both in one call and in the history stand there twice, and a mask says which of the two a query sees.
-Needs torch only.
+What is kept is made outside of inference mode: a later call, which writes there, may not be in it. Needs torch only.
 """
 from collections.abc import Callable
 from functools import partial
@@ -61,6 +61,7 @@ class DecodeClock:
         """A graph has advanced the tensors by a token."""
         self.next += 1
 
+    @torch.inference_mode(False)
     def _place(self, length: int, batch: int, room: int, device: torch.device) -> None:
         self._shape, self.placed = (batch, room), self.placed + 1
         self.position = torch.full((1,), length, device=device)
@@ -113,6 +114,7 @@ class LayerRows:
         self.new: Tensor | None = None  # between append and evict
         self.history: Tensor | None = None  # uint8 (batch, pages, tokens, bytes)
 
+    @torch.inference_mode(False)
     def begin(self, keys: Tensor, values: Tensor, at: torch.device) -> None:
         """Checks the shapes of the first rows (batch, heads, tokens, d), and moves the matrices to where they are. at: where packed rows
         are kept, the device of the rows or the CPU."""
@@ -130,7 +132,8 @@ class LayerRows:
         have, end = self.history.shape[1], self.packed + count
         if end > have * ROOM:
             more = -(-max(end, have * ROOM * 5 // 4) // ROOM) - have
-            self.history = torch.cat([self.history, self.history.new_zeros(len(self.history), more, *self.history.shape[2:])], 1)
+            with torch.inference_mode(False):
+                self.history = torch.cat([self.history, self.history.new_zeros(len(self.history), more, *self.history.shape[2:])], 1)
 
     def _cache(self) -> Tensor:
         """The history as PackedSlots has pages."""
@@ -202,6 +205,7 @@ class LayerRows:
         self.length += 1
         self.packed = max(self.length - self.recent + 1 - self.sink, 0)
 
+    @torch.inference_mode(False)
     def change(self, change: Callable[[Tensor], Tensor]) -> None:
         """Selects or repeats sequences."""
         self.ring = torch.stack([change(rows) for rows in self.ring])

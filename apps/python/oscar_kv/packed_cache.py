@@ -48,6 +48,9 @@ def _attention(module: Any, query: Tensor, key: Tensor, value: Tensor, attention
     if seen is None and noted is not None:
         raise ValueError(f"this model changes keys between its cache and attention, which {PACKED_ATTENTION} cannot follow; use "
                          "PackedCache with another attention implementation")
+    if seen is not None and attention_mask is not None and attention_mask.dtype != torch.bool:
+        raise ValueError(f"attention_mask is {attention_mask.dtype}; {PACKED_ATTENTION} takes masks (batch, 1, tokens, all tokens) of torch.bool, "
+                         "true where a token is seen: pass `mask == 0` of one that is added to scores")
     if kwargs.get("position_bias") is not None:
         raise ValueError(f"{PACKED_ATTENTION} does not know this model's position_bias; use PackedCache with \"eager\" attention")
     rule, scaling = ScoreRule(kwargs.get("softcap") or 0.0, kwargs.get("s_aux")), query.shape[3]**-0.5 if scaling is None else scaling
@@ -189,16 +192,16 @@ class PackedLayer(CacheLayerMixin):
 
     def crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove != 0:
-            raise NotImplementedError("PackedCache cannot take tokens back: their predecessors are packed already")
+            raise NotImplementedError("PackedCache cannot take tokens back: their predecessors are packed already; generate without "
+                                      "assistant_model and prompt_lookup_num_tokens")
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self._batch(lambda x: x.index_select(0, beam_idx.to(x.device)))
 
+    batch_select_indices = reorder_cache
+
     def batch_repeat_interleave(self, repeats: int) -> None:
         self._batch(lambda x: x.repeat_interleave(repeats, dim=0))
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        self._batch(lambda x: x[indices])
 
     def _batch(self, change: Callable[[Tensor], Tensor]) -> None:
         if self.is_initialized:
@@ -310,6 +313,7 @@ class DecodeGraph:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._places: list[int] = []
 
+    @torch.inference_mode(False)  # for `_tokens`, which other calls write
     @torch.no_grad()
     def __call__(self, tokens: Tensor) -> Tensor:
         """tokens: int64 (batch, 1), the next of each sequence -> logits (batch, 1, vocabulary), which the next call overwrites."""

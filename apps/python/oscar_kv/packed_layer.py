@@ -84,7 +84,8 @@ class LayerSide:
             return x
         key = (x.data_ptr(), heads)
         if key not in self._expanded:
-            self._expanded[key] = x.repeat_interleave(heads // len(x), 0)
+            with torch.inference_mode(False):  # calls outside of it may need it for their gradients
+                self._expanded[key] = x.repeat_interleave(heads // len(x), 0)
         return self._expanded[key]
 
 

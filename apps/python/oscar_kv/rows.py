@@ -193,8 +193,14 @@ class Rows:
         try:
             with partial.open("xb") as file:
                 torch.save(content, file)
-            path.open("xb").close()  # somebody else may have the name by now
-            os.replace(partial, path)
+                file.flush()
+                os.fsync(file.fileno())
+            try:
+                os.link(partial, path)  # somebody else may have the name by now
+            except OSError:
+                if os.path.lexists(path):
+                    raise
+                os.replace(partial, path)  # on a file system without hard links
         finally:
             with contextlib.suppress(FileNotFoundError):
                 partial.unlink()

@@ -113,14 +113,15 @@ class Tap:
 
 def _wrap(registry: Any, name: str) -> None:
     """Puts an attention function by which open taps observe under a name of transformers' registry. "eager" is not in it: each
-    architecture brings its own."""
+    architecture brings its own, in the module of its attention class or of one that this is made from."""
     known = registry.get(name)
 
     def attend(module: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
         for tap in tuple(_open):
             if id(module) in tap._wanted:
                 tap._observe(module, query, key, value, kwargs.get("scaling"))
-        function = known or sys.modules[type(module).__module__].eager_attention_forward
+        function = known or next(brought for each in type(module).__mro__
+                                 if (brought := getattr(sys.modules.get(each.__module__), "eager_attention_forward", None)))
         return function(module, query, key, value, *args, **kwargs)
 
     _replaced[name] = registry._local_mapping.get(name)
