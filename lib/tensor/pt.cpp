@@ -43,7 +43,8 @@ class Archive {
     }
     if (folder_.empty()) throw DataError("not a PyTorch archive: it has no member data.pkl", path_, kPtRemedy);
     if (const std::string order = folder_ + "byteorder"; directory_.has(order) && content_of(order) != "little") {
-      throw DataError("the archive's numbers are not little-endian", path_, "write it again on another machine");
+      throw DataError("the archive's numbers are not little-endian", path_,
+                      "torch.save it again on a little-endian machine");
     }
   }
 
