@@ -35,6 +35,12 @@ const CLI::Validator kDocument{
     },
     ""};
 
+/// What a script gives whose variable is not set.
+const CLI::Validator kNotEmpty{[](const std::string& value) {
+                                 return value.empty() ? "it is empty: give a value, or leave it out" : std::string();
+                               },
+                               ""};
+
 /// CLI11's help, in lines that fit a terminal. Groups named "More …" are left to --help-all.
 class HelpFormatter : public CLI::Formatter {
  public:
@@ -74,6 +80,7 @@ void finish(CLI::App& command) {
   for (CLI::Option* option : command.get_options()) {
     if (option->get_type_name().starts_with("FLOAT")) option->check(kFinite);  // a range lets NaN pass
     if (takes_count(*option)) option->transform(kCount);
+    if (option->get_type_size() != 0 && option->get_items_expected_min() > 0) option->check(kNotEmpty);
   }
   for (const std::string name : kFromEnvironment) {
     CLI::Option* option = command.get_option_no_throw("--" + name);
@@ -250,6 +257,9 @@ void parse_and_run(CLI::App& app, const std::vector<std::string>& arguments) {
   try {
     return parse(app, arguments);
   } catch (const CLI::Success&) {
+    if (app.get_subcommands().empty() && !app.remaining().empty()) {
+      throw UsageError("there is no command \"" + app.remaining().front() + "\"", "oscar", "see oscar --help");
+    }
     throw;
   } catch (const CLI::ParseError& error) {
     const UsageError first = usage_error(app, error, arguments);

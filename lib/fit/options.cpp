@@ -88,7 +88,7 @@ void require_takers(const FitOptions& o, bool coded, bool rotated) {
           {"--key-objective", "--composition", "--granularity", "--center"});
   require(stretched, "leave it out, or give --recipe stretch", {"--stretch-power", "--stretch-lambda"});
   require(coded,
-          "only the coded cache spends bits: leave it out, or give --recipe coded or auto for vllm or transformers",
+          "only the coded cache takes it: leave it out, or give --recipe coded or auto for vllm or transformers",
           {"--bits", "--scope", "--context", "--keys"});
   require(rotated, "only rotations have it: leave it out, or give another recipe or more readers",
           {"--codec", "--scale-dtype", "--clip", "--clip-granularity", "--group-size", "--format"});

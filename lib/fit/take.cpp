@@ -251,8 +251,6 @@ Statistics take(const FitData& data, const FitOptions& options, const OpenPartia
   TakeOptions taken{.moments = plan.moments(), .windows = options.windows, .coded = plan.coded, .uncentred = {}};
   if (!plan.rotations.empty() && options.clip == "auto") taken.clip = options.clip_fit;
   if (taken.moments.empty()) taken.moments = {Moment::kVtv};  // a file has sums
-  constexpr std::int64_t kRowsOfMean = 256;                   // enough to tell what share of keys is their mean
-  if (!plan.coded && !data.outlives) taken.sample_rows = kRowsOfMean;
   taken.recipe = {{"sample_rows", taken.sample_rows}};
   std::vector<TokenSequence> texts;  // about which the model is asked; none of a dump
   const bool live = data.runner != nullptr;

@@ -140,8 +140,6 @@ struct FitData {
   int context = 0;
   /// Why the coded cache cannot take it; empty: it can.
   std::string uncodable = {};
-  /// Whether what is taken outlives this fit: other parts of the data, or other recipes, then need its rows.
-  bool outlives = true;
 };
 
 /// Why the coded cache cannot take heads of this size; empty: it can.

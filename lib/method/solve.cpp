@@ -103,7 +103,8 @@ SideTransform regularised_side(const LayerMoments& layer, const KeysAndQueries& 
     return side_from(std::move(stretched), covariances, options);
   }
   throw NumericalError("the metric of the stretch is so ill-conditioned that bfloat16 copies disturb the logits",
-                       "layer " + std::to_string(layer.layer_id), "use --recipe oscar, or leave the layer out");
+                       "layer " + std::to_string(layer.layer_id),
+                       "name the readers of other parts by --for, or leave the layer out");
 }
 
 std::vector<SideTransform> stretched_keys(LayersMoments layers, const Recipe& recipe, Backend& backend,

@@ -334,6 +334,10 @@ PtValue side_pt(const RotationPart& set, SideOfLayer side, int asked, const std:
   const bool several = std::ranges::any_of(set.layers, [&](const auto& l) { return (l.*side).rotation.count > 1; });
   const std::int64_t version = choose_version(set, side, asked, where);
   const bool per_head = several || version == 2;
+  if (per_head && !several && set.model.num_key_value_heads == 0) {
+    throw DataError("version 2 has a matrix for each KV head, and nothing tells how many there are", where,
+                    "ask for version 1 or 3, or convert a set of oscar");
+  }
   PtDict entries;
   for (const LayerRotation& layer : set.layers) {
     const SideTransform& own = layer.*side;

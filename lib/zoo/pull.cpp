@@ -290,7 +290,6 @@ class Pull {
   }
 
   PullResult deliver_to_out(const SetManifest& manifest, const Source& source, bool fetched) {
-    if (options_.out->empty()) throw UsageError("the output folder has an empty name", "--out", "name a folder");
     const fs::path target = fs::absolute(*options_.out).lexically_normal();
     if (find_set(target, manifest.sha256)) {
       status_.notice("exactly this set is there already");

@@ -79,8 +79,7 @@ std::string fingerprint_of_weights(const std::filesystem::path& model) {
 /// Where Q/K/V come from: a dump, or a model that runs while it is watched (nothing is dumped).
 class FitInput {
  public:
-  FitInput(const FitCommand& command, const Context& context)
-      : model_(command.input.model), dump_(command.dump), outlives_(!command.save_stats.empty()) {
+  FitInput(const FitCommand& command, const Context& context) : model_(command.input.model), dump_(command.dump) {
     Status& status = *context.status;
     const std::vector<int> layers = parse_layers(command.input.layers);
     const TokenLimits& limits = command.input.limits;
@@ -112,7 +111,7 @@ class FitInput {
     source_ = std::move(live);
   }
 
-  [[nodiscard]] FitData data() { return {*source_, runner_.get(), sequences_, context_, uncodable_, outlives_}; }
+  [[nodiscard]] FitData data() { return {*source_, runner_.get(), sequences_, context_, uncodable_}; }
   /// Has a model's hidden states kept beside the layers, and goes on with those there; nothing for a dump.
   void keep_states(const PartialFolder& partial) {
     if (live_ != nullptr) live_->keep_states(partial.path(), [&partial](int layer) { return partial.has(layer); });
@@ -139,7 +138,6 @@ class FitInput {
   std::vector<TokenSequence> sequences_;  // what the model reads
   int context_ = 0;                       // over how many positions they are spread
   std::string uncodable_;
-  bool outlives_;
   std::unique_ptr<ModelRunner> runner_;
   std::unique_ptr<QkvSource> source_;
   LiveSource* live_ = nullptr;  // if that is what the source is

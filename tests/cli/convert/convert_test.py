@@ -330,6 +330,8 @@ class ConvertTest(unittest.TestCase):
         self.refuse(2, "exists already", SAMPLE, "outer/inner/..")
         self.refuse(2, "is a folder of them", SAMPLE, "x.pt")
         self.refuse(2, "only .pt output has versions", SAMPLE, "x.h5", "--pt-version", "2")
+        self.convert(SAMPLE, "bare_v1", "--to", "pt", "--pt-version", "1")
+        self.refuse(1, "nothing tells how many there are", "bare_v1", "x", "--to", "pt", "--pt-version", "2")
         self.refuse(2, "only GGUF output takes a model", SAMPLE, "x.h5", "--into", "page.pt")
         self.refuse(2, "not a set of oscar", SAMPLE, "page.pt", "--to", "h5", "--force")
         (self.folder / "page.pt").unlink()
