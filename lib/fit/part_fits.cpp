@@ -214,8 +214,9 @@ CodedDamage weights_of(const LayerStatistics& layer, const CodedBases& bases) {
 
 CodedLayer coded_layer(const LayerStatistics& data, const CodedBases& bases, const CodedLevels& key,
                        const CodedLevels& value) {
-  return {data.layer_id, coded_side(bases.key, data.rotary ? data.keys_before_rope : data.key_rows, key),
-          coded_side(bases.value, data.value_rows, value)};
+  // Errors that are alike in all keys move all scores alike, which the softmax does not see.
+  return {data.layer_id, coded_side(bases.key, data.rotary ? data.keys_before_rope : data.key_rows, key, 0),
+          coded_side(bases.value, data.value_rows, value, kAlikeError)};
 }
 
 }  // namespace

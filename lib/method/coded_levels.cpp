@@ -235,10 +235,10 @@ double expected_error(std::span<const double> lambda, std::span<const int> level
   return error;
 }
 
-/// Adds to errors[f] what a grid of steps[f] leaves of a value, times the weight: the square of the distance to the
-/// nearest level. Many grids side by side, since a sum waits for its last addition.
+/// Adds to errors[f] the square of what a grid of steps[f] makes of a value too much, times the weight, and to along[f]
+/// its product with the value. Many grids side by side, since a sum waits for its last addition.
 OSCAR_VECTOR_CLONES void add_grid_errors(double value, double weight, int levels, const double* __restrict steps,
-                                         int count, double* __restrict errors) {
+                                         int count, double* __restrict errors, double* __restrict along) {
   const double half = levels / 2.0, highest = levels - 1.0, middle = (levels - 1) / 2.0;
   for (int f = 0; f < count; ++f) {
     double code = std::floor(value / steps[f] + half);
@@ -246,6 +246,7 @@ OSCAR_VECTOR_CLONES void add_grid_errors(double value, double weight, int levels
     code = highest < code ? highest : code;
     const double error = (code - middle) * steps[f] - value;
     errors[f] += weight * (error * error);
+    along[f] += weight * (error * value);
   }
 }
 
@@ -285,21 +286,22 @@ std::vector<double> class_scales(std::span<const float> rows, std::span<const in
 
 using Steps = std::array<double, kFactors>;
 
-double best_step(std::span<const double> values, std::span<const double> weights, int levels) {
+double best_step(std::span<const double> values, std::span<const double> weights, int levels, double alike) {
   double energy = 0, weight = 0;
   for (std::size_t r = 0; r < values.size(); ++r) energy += weights[r] * values[r] * values[r], weight += weights[r];
   const double deviation = std::sqrt(energy / weight);
-  Steps steps, errors{};
+  Steps steps, errors{}, along{};
   for (int f = 0; f < kFactors; ++f) {
     const double factor = kLeastFactor + (kMostFactor - kLeastFactor) * f / (kFactors - 1);
     steps[static_cast<std::size_t>(f)] = gaussian_step(levels) * factor * deviation;
   }
   for (std::size_t r = 0; r < values.size(); ++r) {
-    add_grid_errors(values[r], weights[r], levels, steps.data(), kFactors, errors.data());
+    add_grid_errors(values[r], weights[r], levels, steps.data(), kFactors, errors.data(), along.data());
   }
   double best = 0, least = std::numeric_limits<double>::infinity();
   for (std::size_t f = 0; f < kFactors; ++f) {
-    if (errors[f] < least) least = errors[f], best = steps[f];
+    const double cost = errors[f] + alike * (along[f] * along[f]) / energy;
+    if (cost < least) least = cost, best = steps[f];
   }
   return best;
 }
@@ -325,7 +327,7 @@ std::vector<float> coded_rows(const Transform& transform, int head, std::span<co
 
 }  // namespace
 
-CodedGrid fit_grid(std::span<const float> rows, std::span<const int> levels) {
+CodedGrid fit_grid(std::span<const float> rows, std::span<const int> levels, double alike) {
   const std::size_t dim = levels.size();
   OSCAR_CHECK(dim > 0 && !rows.empty() && rows.size() % dim == 0);
   const std::size_t n = rows.size() / dim;
@@ -349,12 +351,13 @@ CodedGrid fit_grid(std::span<const float> rows, std::span<const int> levels) {
       if (!(scale > 0)) continue;
       values.push_back(double{rows[r * dim + i]} / scale), weights.push_back(scale * scale);
     }
-    grid.step[i] = static_cast<float>(best_step(values, weights, levels[i]));
+    grid.step[i] = static_cast<float>(best_step(values, weights, levels[i], alike));
   }
   return grid;
 }
 
-CodedSide coded_side(CodedBasis basis, const std::vector<std::vector<float>>& rows, const CodedLevels& levels) {
+CodedSide coded_side(CodedBasis basis, const std::vector<std::vector<float>>& rows, const CodedLevels& levels,
+                     double alike) {
   reorder(basis, levels.order);
   (basis.rotary ? order_by_frequency : mix_equal_levels)(basis, levels.levels);
   for (std::vector<double>* values :
@@ -366,7 +369,7 @@ CodedSide coded_side(CodedBasis basis, const std::vector<std::vector<float>>& ro
   side.formats.resize(rows.size());
   parallel_for(rows.size(), [&](std::size_t head) {
     const auto own = std::span(levels.levels).subspan(head * dim, dim);
-    const CodedGrid grid = fit_grid(coded_rows(side.transform, static_cast<int>(head), rows[head]), own);
+    const CodedGrid grid = fit_grid(coded_rows(side.transform, static_cast<int>(head), rows[head]), own, alike);
     side.formats[head] = {{own.begin(), own.end()}, grid.step, grid.sigma};
   });
   return side;

@@ -91,10 +91,12 @@ void order_by_frequency(CodedBasis& basis, std::span<const int> levels);
 /// before the turn.
 void mix_equal_levels(CodedBasis& basis, std::span<const int> levels);
 
-/// What a channel without bits costs, as a multiple of its variance. Errors of quantisers are noise, which averages out
-/// over the rows that attention adds up; what a dropped channel lacks is alike in neighbouring rows and adds up. On two
-/// models that made 2.6 times the cost by channel and 4.5 times that of all together; plans for 2 to 4 differ little.
-inline constexpr double kDroppedError = 3;
+/// What errors that are alike in neighbouring rows, and add up where attention adds rows up, cost more than noise, which
+/// averages out: on two models 1.6 times as much by channel, and 3.5 times as much of all together. Plans for 1 to 3
+/// differ little.
+inline constexpr double kAlikeError = 2;
+/// What a channel without bits costs, as a multiple of its variance: what rows lack without it is alike.
+inline constexpr double kDroppedError = 1 + kAlikeError;
 /// D(2^w) for w = 0 … 8 bits.
 inline constexpr std::array<double, 9> kCodedError{kDroppedError, .3634,   .1175,   .03454,  .009497,
                                                    .002499,       .000644, .000164, .0000413};
@@ -145,15 +147,17 @@ struct CodedGrid {
 };
 
 /// rows: (n, d) in coded coordinates. levels: (d). The step of a channel is the one of 51 factors around that of a
-/// Gaussian which has the least squared error over the rows, each divided by its class's scale and weighted by the
-/// square of that. Throws NumericalError that names a channel which is constantly zero although it has levels.
-[[nodiscard]] CodedGrid fit_grid(std::span<const float> rows, std::span<const int> levels);
+/// Gaussian for which sum w e^2 + alike (sum w e y)^2 / sum w y^2 is least, over the rows: y is a value over its class's
+/// scale, w the square of that, and e the error. Few levels make values smaller than they are, and where rows have a
+/// value in common, so have their errors: alike is what such errors cost more. Throws NumericalError that names a
+/// channel which is constantly zero although it has levels.
+[[nodiscard]] CodedGrid fit_grid(std::span<const float> rows, std::span<const int> levels, double alike);
 
 /// Returns the side with these levels: channels are reordered, equal levels mixed (or, of keys before RoPE, ordered by
 /// frequency), grids fitted to the rows, and all numbers rounded to float32. rows: of each KV head (n, d), in
-/// native coordinates; of keys before RoPE, turned back. Throws NumericalError that names a channel with levels which
-/// is constantly zero.
+/// native coordinates; of keys before RoPE, turned back. alike: as of fit_grid(). Throws NumericalError that names a
+/// channel with levels which is constantly zero.
 [[nodiscard]] CodedSide coded_side(CodedBasis basis, const std::vector<std::vector<float>>& rows,
-                                   const CodedLevels& levels);
+                                   const CodedLevels& levels, double alike);
 
 }  // namespace oscar
