@@ -87,8 +87,7 @@ void require_takers(const FitOptions& o, bool coded, bool rotated) {
   require(stretched || o.recipe == "oscar", "leave it out, or give --recipe oscar or --recipe stretch",
           {"--key-objective", "--composition", "--granularity", "--center"});
   require(stretched, "leave it out, or give --recipe stretch", {"--stretch-power", "--stretch-lambda"});
-  require(coded,
-          "only the coded cache takes it: leave it out, or give --recipe coded or auto for vllm or transformers",
+  require(coded, "only the coded cache takes it: leave it out, or give --recipe coded or auto for vllm or transformers",
           {"--bits", "--scope", "--context", "--keys"});
   require(rotated, "only rotations have it: leave it out, or give another recipe or more readers",
           {"--codec", "--scale-dtype", "--clip", "--clip-granularity", "--group-size", "--format"});

@@ -91,9 +91,9 @@ void order_by_frequency(CodedBasis& basis, std::span<const int> levels);
 /// before the turn.
 void mix_equal_levels(CodedBasis& basis, std::span<const int> levels);
 
-/// What errors that are alike in neighbouring rows, and add up where attention adds rows up, cost more than noise, which
-/// averages out: on two models 1.6 times as much by channel, and 3.5 times as much of all together. Plans for 1 to 3
-/// differ little.
+/// What errors that are alike in neighbouring rows, and add up where attention adds rows up, cost more than noise,
+/// which averages out: on two models 1.6 times as much by channel, and 3.5 times as much of all together. Plans for 1
+/// to 3 differ little.
 inline constexpr double kAlikeError = 2;
 /// What a channel without bits costs, as a multiple of its variance: what rows lack without it is alike.
 inline constexpr double kDroppedError = 1 + kAlikeError;
@@ -147,10 +147,10 @@ struct CodedGrid {
 };
 
 /// rows: (n, d) in coded coordinates. levels: (d). The step of a channel is the one of 51 factors around that of a
-/// Gaussian for which sum w e^2 + alike (sum w e y)^2 / sum w y^2 is least, over the rows: y is a value over its class's
-/// scale, w the square of that, and e the error. Few levels make values smaller than they are, and where rows have a
-/// value in common, so have their errors: alike is what such errors cost more. Throws NumericalError that names a
-/// channel which is constantly zero although it has levels.
+/// Gaussian for which sum w e^2 + alike (sum w e y)^2 / sum w y^2 is least, over the rows: y is a value over its
+/// class's scale, w the square of that, and e the error. Few levels make values smaller than they are, and where rows
+/// have a value in common, so have their errors: alike is what such errors cost more. Throws NumericalError that names
+/// a channel which is constantly zero although it has levels.
 [[nodiscard]] CodedGrid fit_grid(std::span<const float> rows, std::span<const int> levels, double alike);
 
 /// Returns the side with these levels: channels are reordered, equal levels mixed (or, of keys before RoPE, ordered by
