@@ -169,7 +169,7 @@ UsageError usage_error(CLI::App& app, const CLI::ParseError& error, const std::v
   const std::string source = wrong_source(app, what, arguments, *config, file);
   if (!source.empty()) return {what, source, help};
   const std::vector<std::string> unexpected = app.remaining(true);
-  if (unexpected.empty()) return {what, name, help};
+  if (unexpected.empty() || is(error, CLI::ExitCodes::ValidationError)) return {what, name, help};
   const std::string argument = unexpected.front().substr(0, unexpected.front().find('='));
   std::vector<std::string> names;
   for (const CLI::App* below : commands_of(command)) names.push_back(below->get_name());
