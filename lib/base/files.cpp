@@ -330,7 +330,7 @@ void require_only(const fs::path& folder, const std::set<fs::path>& ours, const 
 }
 
 AtomicFolder::AtomicFolder(const fs::path& target, RequireOurs ours)
-    : target_(behind_links(without_trailing_slash(target))),
+    : target_(without_trailing_slash(target)),
       // Without a number: whoever has the lock clears away what a process that was killed has left.
       staging_(target_.parent_path() / ("." + target_.filename().string() + ".part")),
       ours_(std::move(ours)) {
