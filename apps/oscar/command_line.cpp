@@ -258,7 +258,7 @@ void parse_and_run(CLI::App& app, const std::vector<std::string>& arguments) {
     return parse(app, arguments);
   } catch (const CLI::Success&) {
     if (app.get_subcommands().empty() && !app.remaining().empty()) {
-      throw UsageError("there is no command \"" + app.remaining().front() + "\"", "oscar", "see oscar --help");
+      throw usage_error(app, CLI::ExtrasError(app.remaining()), arguments);
     }
     throw;
   } catch (const CLI::ParseError& error) {

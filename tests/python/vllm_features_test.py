@@ -169,17 +169,17 @@ class FeaturesTest(ServedModel):
         shutil.copy(MODEL / "tokenizer.json", self.folder / "hybrid")
         return self.folder / "hybrid"
 
-    def check_hybrid(self, model, *options, **source):
-        """What is served is near a cache of two packed layers with short windows, and nearer than to an exact cache."""
+    def check_hybrid(self, model, *options, most=0.06, **source):
+        """What is served is near a cache of two packed layers with short windows, by `most`, and nearer than to an exact cache."""
         path = self.fitted(model, TOKENS.with_name("tokens_calib.npy"), sink=16, recent=64, **source)
         self.served("--max-num-batched-tokens", "512", *options, model=model, OSCAR_KV_SET=str(path))
         self.assertEqual(sum(map(int, re.findall(r"is served in (\d) layers", self.said()))), 2)
         print("figure: tokens of a GiB:", self.cache_tokens(), flush=True)
         answers = self.complete_all(PROMPTS)
         found = self.difference(PROMPTS, answers, path)
-        self.assertLess(found, 0.15)  # with random weights a value of one bit that rounding turns is felt: .05 and .09 of the same prompts
+        self.assertLess(found, most)
         self.assertLess(found, self.difference(PROMPTS, answers, None))
-        self.assertLess(self.difference(PROMPTS, self.complete_all(PROMPTS), path), 0.15)  # of prefixes that are there
+        self.assertLess(self.difference(PROMPTS, self.complete_all(PROMPTS), path), most)  # of prefixes that are there
         self.assertGreater(self.metric("vllm:prefix_cache_hits_total"), 600)
 
     def check_tokens_after_the_next(self, model, layer, draft, beside, norms, joins, copies, **others):
@@ -215,7 +215,7 @@ class FeaturesTest(ServedModel):
         with oscar_kv.observe(observed, self.folder / "dump"), torch.no_grad():
             observed(torch.tensor(np.load(TOKENS.with_name("tokens_calib.npy")).reshape(-1)[:4096].reshape(4, -1)).long())
         self.check_tokens_after_the_next(model, "model.layers.0.", "mtp.layers.0.", "mtp.", ("norm", "pre_fc_norm_hidden", "pre_fc_norm_embedding"), "fc", {},
-                                         dump=self.folder / "dump")
+                                         dump=self.folder / "dump", most=0.15)  # one code that rounding turns: .05 and .09 of the same prompts
 
     def test_layers_with_sliding_windows(self):
         """Two of six read the whole text, as in Gemma 3."""
