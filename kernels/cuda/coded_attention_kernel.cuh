@@ -16,7 +16,7 @@ namespace oscar::cuda {
 template <class S>
 __global__ void __launch_bounds__(kWarp* kMostDecodeWarps, S::kBlocks)
     coded_decode(const __grid_constant__ CodedParams p) {
-  extern __shared__ __align__(16) unsigned char shared[];
+  extern __shared__ __align__(128) unsigned char shared[];
   __shared__ __align__(16) CodedOperands<S> operands;
   __shared__ TeamSums<S> sums;
   __shared__ float units[S::kTurns ? 1 : S::kHeads];
