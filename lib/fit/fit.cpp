@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <exception>
 #include <vector>
 
 #include "base/errors.hpp"
@@ -64,12 +65,14 @@ std::string lacking_for_coded(const Statistics& statistics) {
   return "";
 }
 
+/// Whether each part is made that can be, since nobody named one.
+bool for_all_readers(const FitOptions& options) { return options.recipe == "auto" && options.readers.empty(); }
+
 /// The parts that can be fitted to the statistics.
 FitPlan plan_for(const Statistics& statistics, const FitOptions& options, Status& status) {
-  const bool all_readers = options.recipe == "auto" && options.readers.empty();
   const auto leave_out = [&](const std::string& part, const std::string& lack) {
     const std::string text = "part " + part + " is left out: " + lack;
-    if (all_readers) return status.notice(text);
+    if (for_all_readers(options)) return status.notice(text);
     throw DataError("part " + part + " cannot be fitted: " + lack, "--stats",
                     "take the statistics with this recipe's options, by oscar fit --save-stats");
   };
@@ -190,9 +193,17 @@ Set fit(const Statistics& statistics, const FitOptions& asked, Backend& backend,
   set.recipe = {{"name", options.recipe}};
   set.readers = options.readers.empty() ? reader_names() : options.readers;
   if (plan.coded) set.coded = fit_coded(statistics, options.bits, coded_scope_from_name(options.scope), backend);
+  std::exception_ptr failed;
   for (const auto& [part, recipe] : plan.rotations) {
-    set.rotations.emplace(part, fit_rotations(statistics, recipe, options, backend, status));
+    try {
+      set.rotations.emplace(part, fit_rotations(statistics, recipe, options, backend, status));
+    } catch (const NumericalError& error) {
+      if (!for_all_readers(options)) throw;
+      failed = std::current_exception();
+      status.warning(fmt::format("part {} is left out: {}: {}", part, error.where(), error.what()));
+    }
   }
+  if (failed && !set.coded && set.rotations.empty()) std::rethrow_exception(failed);
   require_parts_for(set, options.readers);
   tell_of_mean_key(statistics, set, status);
   return set;

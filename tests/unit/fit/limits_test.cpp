@@ -13,7 +13,7 @@ namespace oscar {
 namespace {
 
 /// Keys along one direction and queries along another, `overlap` = the cosine between them, both dense in channels.
-RotationPart stretched(double overlap, Status& status) {
+test::MemorySource meeting(double overlap) {
   auto layer = test::synthetic_layer({.tokens = 400});
   const auto fill = [](Tensor& rows, double along, double across) {
     rows = convert(rows, DType::kF32);
@@ -28,7 +28,11 @@ RotationPart stretched(double overlap, Status& status) {
   };
   fill(layer[0].k, 1, 0);
   fill(layer[0].q, overlap, std::sqrt(1 - overlap * overlap));
-  test::MemorySource source({{3, std::move(layer)}});
+  return test::MemorySource({{3, std::move(layer)}});
+}
+
+RotationPart stretched(double overlap, Status& status) {
+  test::MemorySource source = meeting(overlap);
   FitOptions options;
   options.recipe = "stretch", options.stretch_lambda = 1e-4;
   const auto backend = test::make_test_backend();
@@ -73,6 +77,21 @@ TEST_CASE("a metric between keys and queries that hardly meet is bounded, and re
   CHECK(scores["condition"][0] < 1000);
   CHECK(scores["bf16_disturbance"][0] < 1e-3);
   CHECK_ERROR(stretched(0, status), NumericalError, "ill-conditioned");
+}
+
+TEST_CASE("a part that cannot be made is left out where nobody named one, and stops the fit where somebody did") {
+  test::HeardStatus heard;
+  test::MemorySource source = meeting(0);
+  const auto backend = test::make_test_backend();
+  const auto fitted = [&](const FitOptions& options) {
+    return fit(take({.source = source}, options, {}, *backend, heard), options, *backend, heard);
+  };
+  const Set set = fitted({.stretch_lambda = 1e-4, .windows = {16, 32}});
+  CHECK((set.coded && set.rotations.contains(kRotationsName) && !set.rotations.contains(kWithMeansName)));
+  CHECK(heard.text.find("part with_means is left out: layer 3: the metric of the stretch is so ill-conditioned") !=
+        std::string::npos);
+  CHECK_ERROR(fitted({.readers = {"sglang"}, .stretch_lambda = 1e-4, .windows = {16, 32}}), NumericalError,
+              "ill-conditioned");
 }
 
 }  // namespace oscar
