@@ -187,7 +187,7 @@ CodedLevels trial_levels(const CodedBasis& basis, int layer_id, const char* side
 }
 
 /// The error that codes of a plan are expected to make in a basis, whose variances count as float32.
-double expected_error_of(const CodedBasis& basis, const CodedLevels& plan) {
+double expected_error_of(const CodedBasis& basis, const CodedLevels& plan, bool keys) {
   double error = 0;
   const auto dim = static_cast<std::size_t>(basis.transform.rotation.dim);
   for (std::size_t first = 0; first < plan.order.size(); first += dim) {
@@ -195,14 +195,15 @@ double expected_error_of(const CodedBasis& basis, const CodedLevels& plan) {
     for (const int channel : std::span(plan.order).subspan(first, dim)) {
       lambda.push_back(static_cast<float>(basis.lambda[first + static_cast<std::size_t>(channel)]));
     }
-    error += expected_error(lambda, std::span(plan.levels).subspan(first, dim));
+    error += expected_error(lambda, std::span(plan.levels).subspan(first, dim), keys);
   }
   return error;
 }
 
 /// What an error of 1 costs if that of the trial costs `damage`.
 double weight_by(double damage, const CodedBasis& basis, int layer_id, const char* side) {
-  return std::max(damage, kLeastDamage) / expected_error_of(basis, trial_levels(basis, layer_id, side));
+  const CodedLevels trial = trial_levels(basis, layer_id, side);
+  return std::max(damage, kLeastDamage) / expected_error_of(basis, trial, std::string_view(side) == "key");
 }
 
 /// Ratios weigh layers and sides against each other. Where costs are known, variances have them.
@@ -323,8 +324,8 @@ CodedPart fit_coded(const Statistics& data, double bits, CodedScope scope, Backe
   parallel_for(data.layers.size(), [&](std::size_t i) {
     throw_if_interrupted();
     CodedLayer& layer = set.layers[i] = coded_layer(data.layers[i], bases[i], plan[2 * i], plan[2 * i + 1]);
-    layer.key.damage = weights[i].key * expected_error_of(bases[i].key, plan[2 * i]);
-    layer.value.damage = weights[i].value * expected_error_of(bases[i].value, plan[2 * i + 1]);
+    layer.key.damage = weights[i].key * expected_error_of(bases[i].key, plan[2 * i], true);
+    layer.value.damage = weights[i].value * expected_error_of(bases[i].value, plan[2 * i + 1], false);
   });
   return set;
 }

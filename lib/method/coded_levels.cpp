@@ -100,6 +100,7 @@ std::vector<Choice> choices_of(const CodedSpectrum& spectrum, int head, std::int
   const int strong = std::max(1, static_cast<int>(std::ranges::count_if(energy, [](double each) { return each > 0; })));
   const int quantum = spectrum.dim >= kServedDim ? 8 : 1;
   const bool keys = spectrum.side == "key";
+  const std::array<double, 9>& error = kCodedError[keys ? 0 : 1];
   std::map<std::pair<int, double>, Choice> best;
   std::vector<std::uint8_t> widths(energy.size());
   for (int coded = 1; coded <= strong; ++coded) {
@@ -110,13 +111,13 @@ std::vector<Choice> choices_of(const CodedSpectrum& spectrum, int head, std::int
       for (int bits = coded + (reference::kWideBits - 1) * wide; bits <= most; ++bits) {
         if (bits % quantum == 0) {
           Choice choice{bits, bits + kOperandBits[keys ? 0 : 1] * reference::count_operands(widths, keys), 0, widths};
-          for (std::size_t i = 0; i < energy.size(); ++i) choice.error += energy[i] * kCodedError[widths[i]];
+          for (std::size_t i = 0; i < energy.size(); ++i) choice.error += energy[i] * error[widths[i]];
           Choice& known = best[{bits, choice.cost}];
           if (known.widths.empty() || choice.error < known.error) known = std::move(choice);
         }
         const auto gain = [&](std::size_t i) {
           const bool last = widths[i] == kMostBits || widths[i] == reference::kWideBits - 1;
-          return last ? -1 : energy[i] * (kCodedError[widths[i]] - kCodedError[widths[i] + 1U]);
+          return last ? -1 : energy[i] * (error[widths[i]] - error[widths[i] + 1U]);
         };
         std::size_t next = 0;
         for (std::size_t i = 1; i < static_cast<std::size_t>(coded); ++i) next = gain(i) > gain(next) ? i : next;
@@ -226,11 +227,12 @@ std::vector<CodedLevels> plan_levels(std::span<const CodedSpectrum> spectra, dou
   return plans;
 }
 
-double expected_error(std::span<const double> lambda, std::span<const int> levels) {
+double expected_error(std::span<const double> lambda, std::span<const int> levels, bool keys) {
   OSCAR_CHECK(lambda.size() == levels.size());
   double error = 0;
   for (std::size_t i = 0; i < lambda.size(); ++i) {
-    error += lambda[i] * kCodedError[static_cast<std::size_t>(std::countr_zero(static_cast<unsigned>(levels[i])))];
+    const auto bits = static_cast<std::size_t>(std::countr_zero(static_cast<unsigned>(levels[i])));
+    error += lambda[i] * kCodedError[keys ? 0 : 1][bits];
   }
   return error;
 }

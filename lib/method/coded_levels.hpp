@@ -6,8 +6,8 @@
 // Metrics and covariances are those of one KV head, over the history that is quantised.
 //
 // How many levels each channel of a coded cache gets. A channel of variance lambda with L levels costs log2 L bits and
-// leaves an expected squared error of weight lambda D(L), where D(L) is the error of the best quantiser with L levels
-// of a unit Gaussian, and kDroppedError for a channel that is not stored. Blocks of 8 neighbouring channels get the
+// leaves an expected error of weight lambda D(L), where D(L) is what equal steps leave of a unit Gaussian, and errors
+// of values that are alike in all rows count more (kAlikeError). Blocks of 8 neighbouring channels get the
 // same number of levels. Codes of a head fill whole bytes of a page, so a budget pays for those. Of all ways to
 // spend bits a head takes the one of least error plus price times cost, which is its bits and what its operands weigh
 // in a decode kernel, at the least price that the budget allows (Shoham and Gersho, 1988); what is left of the budget
@@ -91,15 +91,14 @@ void order_by_frequency(CodedBasis& basis, std::span<const int> levels);
 /// before the turn.
 void mix_equal_levels(CodedBasis& basis, std::span<const int> levels);
 
-/// What errors that are alike in neighbouring rows, and add up where attention adds rows up, cost more than noise,
-/// which averages out. More pays in longer texts: of 2, 4 and 8 the last is best at 32K tokens, and no worse at 4K.
+/// What errors of values that are alike in neighbouring rows, and add up where attention adds rows up, cost more than
+/// noise, which averages out. More pays in longer texts: of 2, 4 and 8 the last is best at 4K and at 32K tokens.
 inline constexpr double kAlikeError = 8;
-/// What a channel without bits costs, as a multiple of its variance: what rows lack without it is alike, too. Plans for
-/// 1 to 3 differ little.
-inline constexpr double kDroppedError = 3;
-/// D(2^w) for w = 0 … 8 bits.
-inline constexpr std::array<double, 9> kCodedError{kDroppedError, .3634,   .1175,   .03454,  .009497,
-                                                   .002499,       .000644, .000164, .0000413};
+/// D(2^w) for w = 0 … 8 bits, of keys and of values: the least E e^2 + alike (E e y)^2 that equal steps leave of a unit
+/// Gaussian y. Keys have no alike: what all of them lack moves all scores alike, which the softmax does not see.
+inline constexpr std::array<std::array<double, 9>, 2> kCodedError{
+    {{1, .3634, .1188, .03744, .01154, .003495, .001040, .000304, .000088},
+     {1 + kAlikeError, .5368, .1563, .04281, .01224, .003575, .001048, .000305, .000088}}};
 inline constexpr int kLevelBlock = 8;
 
 /// Who shares one budget: all of the model, the keys and values of a layer, or those of one KV head.
@@ -137,8 +136,8 @@ inline constexpr std::array<double, 2> kOperandBits{0.25, 0.5};
 [[nodiscard]] std::vector<CodedLevels> plan_levels(std::span<const CodedSpectrum> spectra, double bits,
                                                    CodedScope scope);
 
-/// The expected squared error of a head's code, without its weight: the sum of lambda_i D(L_i). Both in the same order.
-[[nodiscard]] double expected_error(std::span<const double> lambda, std::span<const int> levels);
+/// What a head's code is expected to err, without its weight: the sum of lambda_i D(L_i). Both in the same order.
+[[nodiscard]] double expected_error(std::span<const double> lambda, std::span<const int> levels, bool keys);
 
 /// The grids of one KV head's keys, or values.
 struct CodedGrid {

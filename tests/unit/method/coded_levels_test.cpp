@@ -16,9 +16,9 @@
 namespace oscar {
 namespace {
 
-double error_of(std::span<const double> energy, std::span<const std::uint8_t> widths) {
+double error_of(std::span<const double> energy, std::span<const std::uint8_t> widths, bool keys) {
   double error = 0;
-  for (std::size_t i = 0; i < energy.size(); ++i) error += energy[i] * kCodedError[widths[i]];
+  for (std::size_t i = 0; i < energy.size(); ++i) error += energy[i] * kCodedError[keys ? 0 : 1][widths[i]];
   return error;
 }
 
@@ -71,17 +71,19 @@ TEST_CASE("no widths of as many bits and operands err much less, and operands we
     for (const int levels : block_levels(plans[head])) {
       own.push_back(static_cast<std::uint8_t>(std::countr_zero(static_cast<unsigned>(levels))));
     }
-    const auto count = [&](const std::vector<std::uint8_t>& widths) {
-      return reference::count_operands(widths, heads[head].side == "key");
+    const bool keys = heads[head].side == "key";
+    const auto count = [&](const std::vector<std::uint8_t>& widths) { return reference::count_operands(widths, keys); };
+    const auto error_with = [&](const std::vector<std::uint8_t>& widths) {
+      return error_of(energies[head], widths, keys);
     };
     const int own_bits = std::accumulate(own.begin(), own.end(), 0);
     CHECK(own_bits % 8 == 0);
     for_all_widths(8, own_bits, [&](const std::vector<std::uint8_t>& widths) {
-      const double theirs = error_of(energies[head], widths);
-      if (least.empty() || theirs < error_of(energies[head], least)) least = widths;
-      if (count(widths) == count(own)) CHECK(error_of(energies[head], own) <= 1.06 * theirs);
+      const double theirs = error_with(widths);
+      if (least.empty() || theirs < error_with(least)) least = widths;
+      if (count(widths) == count(own)) CHECK(error_with(own) <= 1.06 * theirs);
     });
-    error += error_of(energies[head], own), least_error += error_of(energies[head], least);
+    error += error_with(own), least_error += error_with(least);
     bits += own_bits, operands += count(own), least_operands += count(least);
   }
   CHECK(bits == 20 * 8 * 2);
@@ -131,9 +133,18 @@ TEST_CASE("widths may come out of order, and channels follow them") {
   CHECK(plan.order[8] == 0);
 }
 
-TEST_CASE("the expected error is that of Gaussian channels") {
-  CHECK(expected_error(std::vector<double>{2, 1, 4}, std::vector<int>{1, 4, 2}) ==
-        doctest::Approx(2 * kDroppedError + 0.1175 + 4 * 0.3634));
+TEST_CASE("the expected error is that of Gaussian channels, and what values lack alike costs more") {
+  const std::vector<double> lambda{2, 1, 4};
+  const std::vector<int> levels{1, 4, 2};
+  CHECK(expected_error(lambda, levels, true) == doctest::Approx(2 + 0.1188 + 4 * 0.3634));
+  CHECK(expected_error(lambda, levels, false) == doctest::Approx(2 * (1 + kAlikeError) + 0.1563 + 4 * 0.5368));
+  // Equal steps s of two levels: +-s / 2 leaves 1 - s m + s^2 / 4 and, of the product, 1 - s m / 2, where m = E |y|.
+  const double m = std::sqrt(2 / M_PI);
+  for (const auto& [side, alike] : {std::pair{0U, 0.0}, {1U, kAlikeError}}) {
+    const double step = 2 * m * (1 + alike) / (1 + alike * m * m), product = 1 - step * m / 2;
+    CHECK(kCodedError[side][1] ==
+          doctest::Approx(1 - step * m + step * step / 4 + alike * product * product).epsilon(1e-3));
+  }
 }
 
 TEST_CASE("a head that hardly matters keeps one bit of its strongest block, and blocks without energy get none") {
