@@ -136,7 +136,7 @@ TEST_CASE("widths may come out of order, and channels follow them") {
 TEST_CASE("the expected error is that of Gaussian channels, and what values lack alike costs more") {
   const std::vector<double> lambda{2, 1, 4};
   const std::vector<int> levels{1, 4, 2};
-  CHECK(expected_error(lambda, levels, true) == doctest::Approx(2 + 0.1188 + 4 * 0.3634));
+  CHECK(expected_error(lambda, levels, true) == doctest::Approx(2 * 1.5 + 0.1188 + 4 * 0.3634));
   CHECK(expected_error(lambda, levels, false) == doctest::Approx(2 * (1 + kAlikeError) + 0.1563 + 4 * 0.5368));
   // Equal steps s of two levels: +-s / 2 leaves 1 - s m + s^2 / 4 and, of the product, 1 - s m / 2, where m = E |y|.
   const double m = std::sqrt(2 / M_PI);
