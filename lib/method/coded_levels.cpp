@@ -99,8 +99,8 @@ std::vector<Choice> choices_of(const CodedSpectrum& spectrum, int head, std::int
   const auto blocks = static_cast<int>(energy.size());
   const int strong = std::max(1, static_cast<int>(std::ranges::count_if(energy, [](double each) { return each > 0; })));
   const int quantum = spectrum.dim >= kServedDim ? 8 : 1;
-  const bool keys = spectrum.side == "key";
-  const std::array<double, 9>& error = kCodedError[keys ? 0 : 1];
+  const bool keys = spectrum.kind != CodedKind::kValue;
+  const std::array<double, 9>& error = kCodedError[static_cast<std::size_t>(spectrum.kind)];
   std::map<std::pair<int, double>, Choice> best;
   std::vector<std::uint8_t> widths(energy.size());
   for (int coded = 1; coded <= strong; ++coded) {
@@ -209,8 +209,8 @@ std::vector<CodedLevels> plan_levels(std::span<const CodedSpectrum> spectra, dou
       if (!heads[i].choices.empty()) left -= heads[i].choices.front().bits;
       if (left >= 0 && !heads[i].choices.empty()) continue;
       const CodedSpectrum& spectrum = spectra[group.heads[i].spectrum];
-      throw DataError(fmt::format("{} bits a value leave nothing for the {}s of KV head {}", bits, spectrum.side,
-                                  group.heads[i].head),
+      throw DataError(fmt::format("{} bits a value leave nothing for the {} of KV head {}", bits,
+                                  spectrum.kind == CodedKind::kValue ? "values" : "keys", group.heads[i].head),
                       fmt::format("layer {}", spectrum.layer), "give more --bits");
     }
     spend(heads, budget);
@@ -227,12 +227,12 @@ std::vector<CodedLevels> plan_levels(std::span<const CodedSpectrum> spectra, dou
   return plans;
 }
 
-double expected_error(std::span<const double> lambda, std::span<const int> levels, bool keys) {
+double expected_error(std::span<const double> lambda, std::span<const int> levels, CodedKind kind) {
   OSCAR_CHECK(lambda.size() == levels.size());
   double error = 0;
   for (std::size_t i = 0; i < lambda.size(); ++i) {
     const auto bits = static_cast<std::size_t>(std::countr_zero(static_cast<unsigned>(levels[i])));
-    error += lambda[i] * kCodedError[keys ? 0 : 1][bits];
+    error += lambda[i] * kCodedError[static_cast<std::size_t>(kind)][bits];
   }
   return error;
 }

@@ -94,11 +94,14 @@ void mix_equal_levels(CodedBasis& basis, std::span<const int> levels);
 /// What errors of values that are alike in neighbouring rows, and add up where attention adds rows up, cost more than
 /// noise, which averages out. More pays in longer texts: of 2, 4 and 8 the last is best at 4K and at 32K tokens.
 inline constexpr double kAlikeError = 8;
-/// D(2^w) for w = 0 … 8 bits, of keys and of values: the least E e^2 + alike (E e y)^2 that equal steps leave of a unit
-/// Gaussian y. Keys have no alike: what all of them lack moves all scores alike, which the softmax does not see. What
-/// neighbouring keys lack without a channel is not quite noise, though: of .7, 1, 1.5 and 3 the third is best at 32K.
-inline constexpr std::array<std::array<double, 9>, 2> kCodedError{
-    {{1.5, .3634, .1188, .03744, .01154, .003495, .001040, .000304, .000088},
+/// Rows whose errors a reader feels in ways of their own.
+enum class CodedKind { kKey, kKeyBeforeRope, kValue };
+/// D(2^w) for w = 0 … 8 bits, by CodedKind: the least E e^2 + alike (E e y)^2 that equal steps leave of a unit Gaussian
+/// y. Keys have no alike: what all of them lack moves all scores alike, which the softmax does not see. But what a key
+/// lacks without a channel, which costs 1 as noise, its neighbours lack as well, unless they turn against each other.
+inline constexpr std::array<std::array<double, 9>, 3> kCodedError{
+    {{3, .3634, .1188, .03744, .01154, .003495, .001040, .000304, .000088},
+     {1.5, .3634, .1188, .03744, .01154, .003495, .001040, .000304, .000088},
      {1 + kAlikeError, .5368, .1563, .04281, .01224, .003575, .001048, .000305, .000088}}};
 inline constexpr int kLevelBlock = 8;
 
@@ -112,7 +115,7 @@ enum class CodedScope { kModel, kLayer, kHead };
 /// The variances of one layer's keys, or values, in the basis that they are coded in.
 struct CodedSpectrum {
   int layer = 0;
-  std::string side;            // "key" or "value": how operands are counted, and for errors
+  CodedKind kind = CodedKind::kKey;
   int num_heads = 1, dim = 0;  // dim: a multiple of 8
   std::vector<double> lambda;  // (num_heads, dim), descending in each head
   double weight = 1;           // what an error of 1 costs the model
@@ -138,7 +141,7 @@ inline constexpr std::array<double, 2> kOperandBits{0.25, 0.5};
                                                    CodedScope scope);
 
 /// What a head's code is expected to err, without its weight: the sum of lambda_i D(L_i). Both in the same order.
-[[nodiscard]] double expected_error(std::span<const double> lambda, std::span<const int> levels, bool keys);
+[[nodiscard]] double expected_error(std::span<const double> lambda, std::span<const int> levels, CodedKind kind);
 
 /// The grids of one KV head's keys, or values.
 struct CodedGrid {

@@ -177,7 +177,7 @@ TEST_CASE("coded Gaussian rows lose what was expected") {
   const std::size_t dim = 64, n = 4000;
   std::vector<double> lambda(dim);
   for (std::size_t i = 0; i < dim; ++i) lambda[i] = std::exp2(-static_cast<double>(i) / 6);
-  const CodedSpectrum spectrum{.side = "key", .dim = 64, .lambda = lambda};
+  const CodedSpectrum spectrum{.kind = CodedKind::kKeyBeforeRope, .dim = 64, .lambda = lambda};
   const CodedLevels plan = plan_levels(std::vector{spectrum}, 2.25, CodedScope::kHead).front();
   std::mt19937 engine(9);
   std::normal_distribution<double> normal;
@@ -199,9 +199,9 @@ TEST_CASE("coded Gaussian rows lose what was expected") {
   }
   std::vector<double> ordered;
   for (const int channel : plan.order) ordered.push_back(lambda[static_cast<std::size_t>(channel)]);
-  const double expected = expected_error(ordered, plan.levels, true);
-  // Uniform grids lose some against the best quantisers, as does the gain that keeps <y, y^> = <y, y>.
-  CHECK(error > 0.9 * expected);
+  const double expected = expected_error(ordered, plan.levels, spectrum.kind);
+  // Channels without bits count more than their variance, and the gain that keeps <y, y^> = <y, y> costs some.
+  CHECK(error > 0.8 * expected);
   CHECK(error < 1.35 * expected);
 }
 
@@ -282,7 +282,7 @@ TEST_CASE("keys before RoPE: among coordinates of equal levels the fastest pairs
   fisher.base_key = fisher.key, fisher.base_key_sum = fisher.key_sum;
   const MatrixStack cost = random_moment(2, 64, 8);
   const CodedBasis basis = coded_pair_basis(cost, cost, 0.1, fisher, plain_rotary(10000, 64), {256, 4096});
-  const CodedSpectrum spectrum{.side = "key", .num_heads = 2, .dim = 64, .lambda = basis.lambda};
+  const CodedSpectrum spectrum{.kind = CodedKind::kKeyBeforeRope, .num_heads = 2, .dim = 64, .lambda = basis.lambda};
   const CodedLevels plan = plan_levels({&spectrum, 1}, 2.25, CodedScope::kHead).front();
   const std::vector<std::vector<float>> rows{test::gaussian_floats(8 * dim, 1), test::gaussian_floats(8 * dim, 2)};
   const CodedSide side = coded_side(basis, rows, plan, 0);

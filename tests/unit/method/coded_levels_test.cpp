@@ -16,9 +16,10 @@
 namespace oscar {
 namespace {
 
-double error_of(std::span<const double> energy, std::span<const std::uint8_t> widths, bool keys) {
+double error_of(std::span<const double> energy, std::span<const std::uint8_t> widths, CodedKind kind) {
   double error = 0;
-  for (std::size_t i = 0; i < energy.size(); ++i) error += energy[i] * kCodedError[keys ? 0 : 1][widths[i]];
+  for (std::size_t i = 0; i < energy.size(); ++i)
+    error += energy[i] * kCodedError[static_cast<std::size_t>(kind)][widths[i]];
   return error;
 }
 
@@ -37,8 +38,7 @@ void for_all_widths(std::size_t blocks, int bits, const Task& task, std::vector<
 }
 
 CodedSpectrum spectrum(int layer, std::vector<double> blocks, double weight = 1) {
-  CodedSpectrum out{
-      .layer = layer, .side = "key", .dim = static_cast<int>(blocks.size()) * kLevelBlock, .weight = weight};
+  CodedSpectrum out{.layer = layer, .dim = static_cast<int>(blocks.size()) * kLevelBlock, .weight = weight};
   for (const double each : blocks) out.lambda.insert(out.lambda.end(), kLevelBlock, each);
   return out;
 }
@@ -60,7 +60,7 @@ TEST_CASE("no widths of as many bits and operands err much less, and operands we
     for (double& each : energy) each = std::exp2(exponent(engine));
     std::ranges::sort(energy, std::greater<>());
     heads.push_back(spectrum(static_cast<int>(heads.size()), energy));
-    if (heads.size() % 2 == 0) heads.back().side = "value";
+    if (heads.size() % 2 == 0) heads.back().kind = CodedKind::kValue;
   }
   const std::vector<CodedLevels> plans = plan_levels(heads, 2 + 16.0 / 64, CodedScope::kModel);
   double error = 0, least_error = 0;
@@ -71,10 +71,12 @@ TEST_CASE("no widths of as many bits and operands err much less, and operands we
     for (const int levels : block_levels(plans[head])) {
       own.push_back(static_cast<std::uint8_t>(std::countr_zero(static_cast<unsigned>(levels))));
     }
-    const bool keys = heads[head].side == "key";
-    const auto count = [&](const std::vector<std::uint8_t>& widths) { return reference::count_operands(widths, keys); };
+    const CodedKind kind = heads[head].kind;
+    const auto count = [&](const std::vector<std::uint8_t>& widths) {
+      return reference::count_operands(widths, kind != CodedKind::kValue);
+    };
     const auto error_with = [&](const std::vector<std::uint8_t>& widths) {
-      return error_of(energies[head], widths, keys);
+      return error_of(energies[head], widths, kind);
     };
     const int own_bits = std::accumulate(own.begin(), own.end(), 0);
     CHECK(own_bits % 8 == 0);
@@ -136,13 +138,15 @@ TEST_CASE("widths may come out of order, and channels follow them") {
 TEST_CASE("the expected error is that of Gaussian channels, and what values lack alike costs more") {
   const std::vector<double> lambda{2, 1, 4};
   const std::vector<int> levels{1, 4, 2};
-  CHECK(expected_error(lambda, levels, true) == doctest::Approx(2 * 1.5 + 0.1188 + 4 * 0.3634));
-  CHECK(expected_error(lambda, levels, false) == doctest::Approx(2 * (1 + kAlikeError) + 0.1563 + 4 * 0.5368));
+  CHECK(expected_error(lambda, levels, CodedKind::kKey) == doctest::Approx(2 * 3 + 0.1188 + 4 * 0.3634));
+  CHECK(expected_error(lambda, levels, CodedKind::kKeyBeforeRope) == doctest::Approx(2 * 1.5 + 0.1188 + 4 * 0.3634));
+  CHECK(expected_error(lambda, levels, CodedKind::kValue) ==
+        doctest::Approx(2 * (1 + kAlikeError) + 0.1563 + 4 * 0.5368));
   // Equal steps s of two levels: +-s / 2 leaves 1 - s m + s^2 / 4 and, of the product, 1 - s m / 2, where m = E |y|.
   const double m = std::sqrt(2 / M_PI);
-  for (const auto& [side, alike] : {std::pair{0U, 0.0}, {1U, kAlikeError}}) {
+  for (const auto& [kind, alike] : {std::pair{0U, 0.0}, {1U, 0.0}, {2U, kAlikeError}}) {
     const double step = 2 * m * (1 + alike) / (1 + alike * m * m), product = 1 - step * m / 2;
-    CHECK(kCodedError[side][1] ==
+    CHECK(kCodedError[kind][1] ==
           doctest::Approx(1 - step * m + step * step / 4 + alike * product * product).epsilon(1e-3));
   }
 }
