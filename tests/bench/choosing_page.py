@@ -125,7 +125,7 @@ def claims():
              f"{real['kld']:.4f},\n  and the next token that it likes best is the same in {real['same_top']:.1%} of places. The usual FP8 cache destroys that model "
              f"(KL divergence\n  {kld['fp8']}, {hits(others['fp8']['probes_2k'])} needles), and so do INT4 behind a Hadamard ({kld['Hadamard INT4']}) and INT2 by published "
              f"rotations ({kld['`oscar`, clip 0.96 / 0.92 (published)']}).",
-             f"- **Time:** the whole set of the Qwen model is fitted in {real['fit_seconds']:.0f} seconds on an H200, with 32,760 tokens of text."]
+             f"- **Time:** the coded cache of the Qwen model is fitted in {real['fit_seconds']:.0f} seconds on an H200, with 32,760 tokens of text."]
     return "\n".join(lines) + "\n"
 
 
