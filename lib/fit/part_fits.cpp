@@ -174,22 +174,20 @@ CodedBases bases_of(const LayerStatistics& data, std::int64_t context, Backend& 
   return {std::move(key), coded_value_basis(value_cost, plain_part, fisher.value, values.mean(), backend)};
 }
 
-CodedKind key_kind(const CodedBasis& key) { return key.rotary ? CodedKind::kKeyBeforeRope : CodedKind::kKey; }
-
 /// What levels of one side are planned by.
-CodedSpectrum spectrum_of(const CodedBasis& basis, int layer_id, CodedKind kind, double weight) {
+CodedSpectrum spectrum_of(const CodedBasis& basis, int layer_id, double weight) {
   const MatrixStack& write = basis.transform.rotation;
-  return {layer_id, kind, write.count, write.dim, basis.lambda, weight};
+  return {layer_id, basis.kind, write.count, write.dim, basis.lambda, weight};
 }
 
 /// The same bits for the keys, and for the values, of every head.
-CodedLevels trial_levels(const CodedBasis& basis, int layer_id, CodedKind kind) {
-  const CodedSpectrum spectrum = spectrum_of(basis, layer_id, kind, 1);
+CodedLevels trial_levels(const CodedBasis& basis, int layer_id) {
+  const CodedSpectrum spectrum = spectrum_of(basis, layer_id, 1);
   return plan_levels({&spectrum, 1}, kTrialBits + 16.0 / spectrum.dim, CodedScope::kHead).front();
 }
 
 /// The error that codes of a plan are expected to make in a basis, whose variances count as float32.
-double expected_error_of(const CodedBasis& basis, const CodedLevels& plan, CodedKind kind) {
+double expected_error_of(const CodedBasis& basis, const CodedLevels& plan) {
   double error = 0;
   const auto dim = static_cast<std::size_t>(basis.transform.rotation.dim);
   for (std::size_t first = 0; first < plan.order.size(); first += dim) {
@@ -197,22 +195,21 @@ double expected_error_of(const CodedBasis& basis, const CodedLevels& plan, Coded
     for (const int channel : std::span(plan.order).subspan(first, dim)) {
       lambda.push_back(static_cast<float>(basis.lambda[first + static_cast<std::size_t>(channel)]));
     }
-    error += expected_error(lambda, std::span(plan.levels).subspan(first, dim), kind);
+    error += expected_error(lambda, std::span(plan.levels).subspan(first, dim), basis.kind);
   }
   return error;
 }
 
 /// What an error of 1 costs if that of the trial costs `damage`.
-double weight_by(double damage, const CodedBasis& basis, int layer_id, CodedKind kind) {
-  return std::max(damage, kLeastDamage) / expected_error_of(basis, trial_levels(basis, layer_id, kind), kind);
+double weight_by(double damage, const CodedBasis& basis, int layer_id) {
+  return std::max(damage, kLeastDamage) / expected_error_of(basis, trial_levels(basis, layer_id));
 }
 
 /// Ratios weigh layers and sides against each other. Where costs are known, variances have them.
 CodedDamage weights_of(const LayerStatistics& layer, const CodedBases& bases) {
   if (!layer.damage) return {1, 1};
   const int id = layer.layer_id;
-  return {weight_by(layer.damage->key, bases.key, id, key_kind(bases.key)),
-          weight_by(layer.damage->value, bases.value, id, CodedKind::kValue)};
+  return {weight_by(layer.damage->key, bases.key, id), weight_by(layer.damage->value, bases.value, id)};
 }
 
 CodedLayer coded_layer(const LayerStatistics& data, const CodedBases& bases, const CodedLevels& key,
@@ -297,8 +294,7 @@ ErrorDamage damage_of(const LayerStatistics& layer, Windows windows, std::int64_
   const int id = layer.layer_id;
   CodedPart trial;
   trial.windows = windows;
-  trial.layers = {coded_layer(layer, bases, trial_levels(bases.key, id, key_kind(bases.key)),
-                              trial_levels(bases.value, id, CodedKind::kValue))};
+  trial.layers = {coded_layer(layer, bases, trial_levels(bases.key, id), trial_levels(bases.value, id))};
   const CodedDamage damage = measure(trial);
   if (std::isfinite(damage.key) && std::isfinite(damage.value)) return {damage.key, damage.value};
   throw NumericalError("what errors cost is not a finite number", "layer " + std::to_string(id),
@@ -318,16 +314,16 @@ CodedPart fit_coded(const Statistics& data, double bits, CodedScope scope, Backe
     throw_if_interrupted();
     bases.push_back(bases_of(layer, context_of(data.recipe, set.calibration), backend));
     weights.push_back(weights_of(layer, bases.back()));
-    spectra.push_back(spectrum_of(bases.back().key, layer.layer_id, key_kind(bases.back().key), weights.back().key));
-    spectra.push_back(spectrum_of(bases.back().value, layer.layer_id, CodedKind::kValue, weights.back().value));
+    spectra.push_back(spectrum_of(bases.back().key, layer.layer_id, weights.back().key));
+    spectra.push_back(spectrum_of(bases.back().value, layer.layer_id, weights.back().value));
   }
   const std::vector<CodedLevels> plan = plan_levels(spectra, bits, scope);
   set.layers.resize(data.layers.size());
   parallel_for(data.layers.size(), [&](std::size_t i) {
     throw_if_interrupted();
     CodedLayer& layer = set.layers[i] = coded_layer(data.layers[i], bases[i], plan[2 * i], plan[2 * i + 1]);
-    layer.key.damage = weights[i].key * expected_error_of(bases[i].key, plan[2 * i], key_kind(bases[i].key));
-    layer.value.damage = weights[i].value * expected_error_of(bases[i].value, plan[2 * i + 1], CodedKind::kValue);
+    layer.key.damage = weights[i].key * expected_error_of(bases[i].key, plan[2 * i]);
+    layer.value.damage = weights[i].value * expected_error_of(bases[i].value, plan[2 * i + 1]);
   });
   return set;
 }

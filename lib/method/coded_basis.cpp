@@ -41,7 +41,7 @@ void add_identity(double part, std::span<double> metric, int dim) {
   for (int i = 0; i < dim; ++i) metric[static_cast<std::size_t>(i) * static_cast<std::size_t>(dim + 1)] += floor;
 }
 
-CodedBasis solve(const Problem& problem, Backend& backend) {
+CodedBasis solve(const Problem& problem, CodedKind kind, Backend& backend) {
   const int dim = problem.metric.dim, heads = problem.metric.count;
   const std::size_t size = square(dim);
   const std::vector<Spectrum> metrics = decompose(problem.metric, backend);
@@ -61,7 +61,7 @@ CodedBasis solve(const Problem& problem, Backend& backend) {
     throw NumericalError("a covariance has entries that are not finite", "KV head " + std::to_string(h),
                          "look at the data of the layer, or leave it out");
   }
-  CodedBasis basis{{MatrixStack(heads, dim), MatrixStack(heads, dim), {}}, {}};
+  CodedBasis basis{{MatrixStack(heads, dim), MatrixStack(heads, dim), {}}, {}, {}, kind};
   for (int h = 0; h < heads; ++h) {
     const auto at = static_cast<std::size_t>(h);
     const double root_scale = std::sqrt(problem.scale[at]);
@@ -125,7 +125,7 @@ CodedBasis coded_key_basis(const MatrixStack& cost, const MatrixStack& queries, 
     throw NumericalError("the keys of the history do not vary", "KV head " + std::to_string(h),
                          "give more text, or leave the layer out");
   }
-  CodedBasis basis = solve(problem, backend);
+  CodedBasis basis = solve(problem, CodedKind::kKey, backend);
   if (centred) basis.transform.mean = std::move(means);
   return basis;
 }
@@ -193,7 +193,7 @@ CodedBasis coded_pair_basis(const MatrixStack& cost, const MatrixStack& queries,
   const auto width = static_cast<std::size_t>(dim);
   OSCAR_CHECK(cost.dim == dim && cost.count == heads && rotary.dim() == dim && fisher.base_key.count == heads);
   const std::span<const float> frequencies = rotary.frequencies(static_cast<std::int64_t>(distances.to));
-  CodedBasis basis{{MatrixStack(heads, dim), MatrixStack(heads, dim), {}}, {}, rotary};
+  CodedBasis basis{{MatrixStack(heads, dim), MatrixStack(heads, dim), {}}, {}, rotary, CodedKind::kKeyBeforeRope};
   for (int h = 0; h < heads; ++h) {
     const auto head = static_cast<std::size_t>(h);
     const double read = positive_mean(cost[h], dim, "costs of keys in the history", h);
@@ -258,7 +258,7 @@ CodedBasis coded_value_basis(const MatrixStack& cost, double plain_part, const M
     add_identity(plain_part + kMetricFloor, problem.metric[h], dim);
     problem.scale.push_back(scale);
   }
-  return solve(problem, backend);
+  return solve(problem, CodedKind::kValue, backend);
 }
 
 void reorder(CodedBasis& basis, std::span<const int> order) {
