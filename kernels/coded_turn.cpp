@@ -62,6 +62,7 @@ std::vector<CodedTurnPair> coded_turn_pairs(const oscar_coded_turn& turn) {
       if (!std::isfinite(pair.frequency[0]) || !std::isfinite(pair.frequency[1])) {
         throw std::invalid_argument("frequencies must be finite");
       }
+      pair.is_fast = is_fast(pair.frequency[0], pair.frequency[1]) ? 1 : 0;
       pairs.push_back(pair);
     }
   }

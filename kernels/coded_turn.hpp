@@ -9,17 +9,20 @@
 #include <vector>
 
 #include "kernels/host_device.hpp"
+#include "kernels/rotary.hpp"
 #include "oscar/coded_pack.h"
 
 namespace oscar {
 
-/// A pair of channels (x_0, x_1) of a key before RoPE, and the coordinates (y_0, y_1) of its packed row that are made
-/// of them alone: y_c = sum over i of (x_i - mean[i]) basis[i][c], and x_i = sum over c of y_c inverse[c][i] + mean[i].
+/// A pair of channels of a key, and the coordinates (y_0, y_1) of its packed row that are made of them alone. What the
+/// channels have besides their mean, (x_0, x_1), is turned back unless the pair is fast: y_c = sum over i of x_i
+/// basis[i][c], and x_i = sum over c of y_c inverse[c][i].
 struct alignas(16) CodedTurnPair {
   std::int16_t coordinate[2], channel[2];
   float frequency[2];  // in radians a position: of texts within the near context, and beyond it
   float mean[2];
   float basis[2][2], inverse[2][2];
+  std::int32_t is_fast;  // 1: see is_fast()
 };
 
 struct PairValues {
@@ -41,21 +44,35 @@ OSCAR_HOST_DEVICE inline PairValues cosine_and_sine(std::int32_t position, float
   return out;
 }
 
+OSCAR_HOST_DEVICE inline PairValues turned_by(PairValues angle, float x, float y) {
+  return {x * angle.first - y * angle.second, x * angle.second + y * angle.first};
+}
+
 /// The pair's channels of the key at `position` of the coordinates of a packed row.
 OSCAR_HOST_DEVICE inline PairValues turned_pair(const CodedTurnPair& pair, PairValues y, std::int32_t position,
-                                                int is_far) {
-  const float x0 = y.first * pair.inverse[0][0] + y.second * pair.inverse[1][0] + pair.mean[0];
-  const float x1 = y.first * pair.inverse[0][1] + y.second * pair.inverse[1][1] + pair.mean[1];
-  const PairValues angle = cosine_and_sine(position, is_far != 0 ? pair.frequency[1] : pair.frequency[0]);
-  return {x0 * angle.first - x1 * angle.second, x0 * angle.second + x1 * angle.first};
+                                                const oscar_coded_turned& how) {
+  const float x0 = y.first * pair.inverse[0][0] + y.second * pair.inverse[1][0];
+  const float x1 = y.first * pair.inverse[0][1] + y.second * pair.inverse[1][1];
+  const PairValues angle = cosine_and_sine(position, pair.frequency[how.is_far != 0 ? 1 : 0]);
+  if (pair.is_fast == 0) return turned_by(angle, x0 + pair.mean[0], x1 + pair.mean[1]);
+  const PairValues mean = turned_by(angle, pair.mean[0], pair.mean[1]);
+  PairValues x{x0, x1};
+  if (how.moved != 0 || how.was_far != how.is_far) {
+    const PairValues was = cosine_and_sine(position - how.moved, pair.frequency[how.was_far != 0 ? 1 : 0]);
+    const PairValues before = turned_by({was.first, -was.second}, x0, x1);
+    x = turned_by(angle, before.first, before.second);
+  }
+  return {x.first + mean.first, x.second + mean.second};
 }
 
 /// The inverse: the pair's coordinates of the packed row of its channels of a key.
 OSCAR_HOST_DEVICE inline PairValues unturned_pair(const CodedTurnPair& pair, PairValues k, std::int32_t position,
                                                   int is_far) {
   const PairValues angle = cosine_and_sine(position, is_far != 0 ? pair.frequency[1] : pair.frequency[0]);
-  const float x0 = k.first * angle.first + k.second * angle.second - pair.mean[0];
-  const float x1 = k.second * angle.first - k.first * angle.second - pair.mean[1];
+  const PairValues mean = turned_by(angle, pair.mean[0], pair.mean[1]);
+  const PairValues back = turned_by({angle.first, -angle.second}, k.first, k.second);
+  const float x0 = pair.is_fast != 0 ? k.first - mean.first : back.first - pair.mean[0];
+  const float x1 = pair.is_fast != 0 ? k.second - mean.second : back.second - pair.mean[1];
   return {x0 * pair.basis[0][0] + x1 * pair.basis[1][0], x0 * pair.basis[0][1] + x1 * pair.basis[1][1]};
 }
 

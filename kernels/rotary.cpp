@@ -28,7 +28,7 @@ Rotary plain_rotary(double theta, int dim) {
 Json to_json(const Rotary& rotary) {
   Json pairs = Json::array();
   for (std::size_t i = 0; i < rotary.pairs.size(); i += 2) pairs.push_back({rotary.pairs[i], rotary.pairs[i + 1]});
-  Json json{{"pairs", std::move(pairs)}, {"frequency", rotary.frequency}};
+  Json json{{"pairs", std::move(pairs)}, {"frequency", rotary.frequency}, {"fast_frequency", kFastFrequency}};
   if (rotary.near_context > 0) {
     json["far_frequency"] = rotary.far_frequency, json["near_context"] = rotary.near_context;
   }
@@ -51,12 +51,20 @@ Rotary rotary_from_json(const Json& json, const std::string& where) {
   for (const auto* frequencies : {&rotary.frequency, &rotary.far_frequency}) {
     fits = fits && std::ranges::all_of(*frequencies, [](float f) { return std::isfinite(f); });
   }
+  if (fits && json.value("fast_frequency", 0.0F) != kFastFrequency) {
+    throw DataError("other pairs of channels are coded as they stand than here", where,
+                    "fit the set again with this version");
+  }
   if (fits) return rotary;
   throw DataError("the pairs of channels that turn are not all channels once, each pair with a frequency", where,
                   "make the file again");
 }
 
-void turn(const Rotary& rotary, Turn direction, std::span<float> rows, int heads, std::int64_t first) {
+namespace {
+
+/// means: (heads, d) of what is not turned with the rows, or nothing.
+void turn_pairs(const Rotary& rotary, Turn direction, bool only_fast, std::span<const double> means,
+                std::span<float> rows, int heads, std::int64_t first) {
   const auto dim = static_cast<std::size_t>(rotary.dim()), width = dim * static_cast<std::size_t>(heads);
   const std::size_t tokens = width == 0 ? 0 : rows.size() / width;
   OSCAR_CHECK(tokens * width == rows.size() && rotary.frequency.size() * 2 == dim);
@@ -64,18 +72,35 @@ void turn(const Rotary& rotary, Turn direction, std::span<float> rows, int heads
   parallel_for(tokens, [&](std::size_t t) {
     const auto position = static_cast<float>(first + static_cast<std::int64_t>(t));
     for (std::size_t p = 0; p < frequencies.size(); ++p) {
+      if (only_fast && !rotary.is_fast(p)) continue;
       const double angle = position * frequencies[p];
       const auto cosine = static_cast<float>(std::cos(angle));
       const auto sine = static_cast<float>(direction == Turn::kForth ? std::sin(angle) : -std::sin(angle));
-      for (std::size_t at = t * width; at < (t + 1) * width; at += dim) {
-        float &x = rows[at + static_cast<std::size_t>(rotary.pairs[2 * p])],
-              &y = rows[at + static_cast<std::size_t>(rotary.pairs[2 * p + 1])];
-        const float turned = x * cosine - y * sine;
-        y = x * sine + y * cosine;
-        x = turned;
+      const auto i = static_cast<std::size_t>(rotary.pairs[2 * p]),
+                 j = static_cast<std::size_t>(rotary.pairs[2 * p + 1]);
+      for (std::size_t at = 0; at < width; at += dim) {
+        const auto mean = [&](std::size_t channel) {
+          return means.empty() ? 0.0F : static_cast<float>(means[at + channel]);
+        };
+        float &x = rows[t * width + at + i], &y = rows[t * width + at + j];
+        const float from_x = x - mean(i), from_y = y - mean(j);
+        x = from_x * cosine - from_y * sine + mean(i);
+        y = from_x * sine + from_y * cosine + mean(j);
       }
     }
   });
+}
+
+}  // namespace
+
+void turn(const Rotary& rotary, Turn direction, std::span<float> rows, int heads, std::int64_t first) {
+  turn_pairs(rotary, direction, false, {}, rows, heads, first);
+}
+
+void turn_fast(const Rotary& rotary, Turn direction, std::span<const double> means, std::span<float> rows, int heads,
+               std::int64_t first) {
+  OSCAR_CHECK(std::ssize(means) == std::int64_t{heads} * rotary.dim());
+  turn_pairs(rotary, direction, true, means, rows, heads, first);
 }
 
 }  // namespace oscar

@@ -196,7 +196,7 @@ oscar_coded_turned turned_of(const std::optional<Tensor>& turn, const std::optio
   if (!(turn->is_contiguous() && turn->numel() == bytes)) fail("k_turn has ", turn->numel(), " bytes, not ", bytes);
   if (!(positions->is_contiguous() && positions->size(0) == count))
     fail("k_positions has ", positions->size(0), " positions, not ", count, ", or is not dense");
-  return {turn->const_data_ptr(), positions->const_data_ptr<int32_t>(), is_far ? 1 : 0};
+  return {turn->const_data_ptr(), positions->const_data_ptr<int32_t>(), is_far ? 1 : 0, is_far ? 1 : 0, 0};
 }
 
 void coded_pack(const Tensor& slots, const Tensor& pages, const Numbers& numbers, const Tensor& tables,
@@ -216,7 +216,8 @@ void coded_pack(const Tensor& slots, const Tensor& pages, const Numbers& numbers
 
 void coded_unpack(const Tensor& slots, const Tensor& pages, const Numbers& numbers, const Tensor& tables,
                   const std::optional<Tensor>& k, const std::optional<Tensor>& v, const std::optional<Tensor>& k_turn,
-                  const std::optional<Tensor>& k_positions, bool k_far) {
+                  const std::optional<Tensor>& k_positions, bool k_far, std::optional<bool> k_was_far,
+                  int64_t k_moved) {
   check_tensor(slots, "slots", slots, 1, ScalarType::Int);
   const oscar_coded_layout layout = layout_of(numbers, tables, slots);
   oscar_coded_unpack_args args{};
@@ -224,6 +225,8 @@ void coded_unpack(const Tensor& slots, const Tensor& pages, const Numbers& numbe
   if (k) args.k = target_of(*k, "k", slots, layout.num_kv_heads, layout.head_dim);
   if (v) args.v = target_of(*v, "v", slots, layout.num_kv_heads, layout.head_dim);
   args.turned = turned_of(k_turn, k_positions, k_far, slots, slots.size(0), layout);
+  if (k_moved != static_cast<int32_t>(k_moved)) fail("k_moved is ", k_moved, ", more than a position can be");
+  args.turned.was_far = k_was_far.value_or(k_far) ? 1 : 0, args.turned.moved = static_cast<int32_t>(k_moved);
   if (args.num_tokens == 0) return;
   compute(
       slots, "coded_unpack", [&](void* stream) { return oscar_coded_unpack(&args, stream); },
@@ -343,7 +346,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(oscar, library) {
       "Tensor? k_turn=None, Tensor? k_positions=None, bool k_far=False) -> ()");
   library.def(
       "coded_unpack(Tensor slots, Tensor pages, int[] layout, Tensor tables, *, Tensor(a!)? k=None, "
-      "Tensor(b!)? v=None, Tensor? k_turn=None, Tensor? k_positions=None, bool k_far=False) -> ()");
+      "Tensor(b!)? v=None, Tensor? k_turn=None, Tensor? k_positions=None, bool k_far=False, bool? k_was_far=None, "
+      "int k_moved=0) -> ()");
   library.def(
       "coded_decode(Tensor q, Tensor pages, int[] layout, Tensor tables, Tensor page_table, Tensor lengths, "
       "Tensor k_window, Tensor v_window, Tensor window_pages, Tensor window_lengths, *, "

@@ -76,7 +76,7 @@ void turn(const oscar_coded_turned& turned, std::int32_t position, int head, Row
     const auto& written = kBack ? pair.coordinate : pair.channel;
     const PairValues x{from[size_of_row(read[0])], from[size_of_row(read[1])]};
     const PairValues y =
-        kBack ? unturned_pair(pair, x, position, turned.is_far) : turned_pair(pair, x, position, turned.is_far);
+        kBack ? unturned_pair(pair, x, position, turned.is_far) : turned_pair(pair, x, position, turned);
     row[size_of_row(written[0])] = y.first, row[size_of_row(written[1])] = y.second;
   }
 }

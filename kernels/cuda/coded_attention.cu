@@ -46,7 +46,7 @@ const char* problem(const oscar_coded_decode_args& a) {
   if (a.page_stride < 0 || a.page_stride % 16 != 0 || a.page_stride > std::numeric_limits<int>::max()) {
     return "page_stride must be a multiple of 16, and less than 2 GiB";
   }
-  return turned_problem(a.turned, a.q);
+  return turned_problem(a.turned, a.q, false);
 }
 
 /// Bytes of shared memory that a block of the current device may ask for, and that a multiprocessor has; 48 KiB where

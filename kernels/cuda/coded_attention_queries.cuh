@@ -36,6 +36,9 @@ __device__ __forceinline__ unsigned load_shared_word(unsigned from) {
 __device__ __forceinline__ void store_shared_word(unsigned to, unsigned x) {
   asm volatile("st.shared.u32 [%0], %1;\n" ::"r"(to), "r"(x) : "memory");
 }
+__device__ __forceinline__ void store_shared(unsigned to, uint4 x) {
+  asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};\n" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+}
 __device__ __forceinline__ void store_shared(unsigned to, float4 x) {
   asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};\n" ::"r"(to), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w) : "memory");
 }

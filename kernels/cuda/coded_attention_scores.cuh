@@ -344,7 +344,7 @@ class StepScales {
         const unsigned bits = __byte_perm(own_bytes[i], 0x4b000000U, 0x7540 + byte);
         return fast_exp2(__fmaf_rn(__uint_as_float(bits), 0.0625F, byte < 2 ? -524296.0F : shift[byte - 2]));
       };
-      store_shared(to + 512 * i, {scale(0), scale(1), scale(2), scale(3)});
+      store_shared(to + 512 * i, make_float4(scale(0), scale(1), scale(2), scale(3)));
     }
     __syncwarp();
   }

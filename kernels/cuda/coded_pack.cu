@@ -119,7 +119,7 @@ const char* problem(const oscar_coded_pack_args& a) {
     if (rows->x == nullptr) continue;
     if (const char* wrong = rows_problem({rows->x, 0, rows->x_token_stride, rows->x_head_stride}, 16)) return wrong;
   }
-  if (const char* wrong = turned_problem(a.turned, a.k.x)) return wrong;
+  if (const char* wrong = turned_problem(a.turned, a.k.x, false)) return wrong;
   return a.slots == nullptr ? "slots must not be null" : nullptr;
 }
 

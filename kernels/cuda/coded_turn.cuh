@@ -14,7 +14,7 @@ namespace oscar::cuda {
 template <int kDim>
 class TurnedPairs {
  public:
-  __device__ __forceinline__ TurnedPairs(const oscar_coded_turned& turned, int head) : is_far_(turned.is_far) {
+  __device__ __forceinline__ TurnedPairs(const oscar_coded_turned& turned, int head) : turned_(turned) {
     const auto* const pairs = static_cast<const CodedTurnPair*>(turned.table) + head * (kDim / 2);
 #pragma unroll
     for (int n = 0; n < kOwn; ++n) pairs_[n] = pairs[32 * n + static_cast<int>(threadIdx.x) % 32];
@@ -24,14 +24,14 @@ class TurnedPairs {
   template <class Row>
   __device__ __forceinline__ void forth(const Row& row, int position) const {
     change(
-        row, [&](const CodedTurnPair& pair, PairValues y) { return turned_pair(pair, y, position, is_far_); },
+        row, [&](const CodedTurnPair& pair, PairValues y) { return turned_pair(pair, y, position, turned_); },
         [](const CodedTurnPair& pair, int i) { return pair.coordinate[i]; },
         [](const CodedTurnPair& pair, int i) { return pair.channel[i]; });
   }
   template <class Row>
   __device__ __forceinline__ void back(const Row& row, int position) const {
     change(
-        row, [&](const CodedTurnPair& pair, PairValues k) { return unturned_pair(pair, k, position, is_far_); },
+        row, [&](const CodedTurnPair& pair, PairValues k) { return unturned_pair(pair, k, position, turned_.is_far); },
         [](const CodedTurnPair& pair, int i) { return pair.channel[i]; },
         [](const CodedTurnPair& pair, int i) { return pair.coordinate[i]; });
   }
@@ -56,19 +56,23 @@ class TurnedPairs {
   }
 
   CodedTurnPair pairs_[kOwn];
-  int is_far_;
+  oscar_coded_turned turned_;
 };
 
-/// What is wrong with how keys turn; null if nothing is.
-[[nodiscard]] inline const char* turned_problem(const oscar_coded_turned& turned, const void* keys) {
+/// What is wrong with how keys turn, which may_move from where they were packed; null if nothing is.
+[[nodiscard]] inline const char* turned_problem(const oscar_coded_turned& turned, const void* keys, bool may_move) {
   if (turned.table == nullptr) {
-    const bool told = turned.positions != nullptr || turned.is_far != 0;
-    return told ? "positions and is_far are of keys that turn, which need turned.table" : nullptr;
+    const bool told = turned.positions != nullptr || (turned.is_far | turned.was_far | turned.moved) != 0;
+    return told ? "the members of turned are of keys that turn, which need turned.table" : nullptr;
   }
   if (keys == nullptr) return "keys turn, and there are none";
   if (!is_aligned(turned.table, 16)) return "turned.table must be 16-byte aligned";
   if (turned.positions == nullptr) return "keys that turn need positions";
-  return turned.is_far == 0 || turned.is_far == 1 ? nullptr : "is_far must be 0 or 1";
+  if (!may_move && (turned.moved != 0 || turned.was_far != turned.is_far)) {
+    return "only oscar_coded_unpack() reads rows that moved, or turn otherwise than they were packed";
+  }
+  const bool known = (turned.is_far | 1) == 1 && (turned.was_far | 1) == 1;
+  return known ? nullptr : "is_far and was_far must be 0 or 1";
 }
 
 }  // namespace oscar::cuda

@@ -255,7 +255,7 @@ const char* problem(const oscar_coded_unpack_args& a) {
   for (const oscar_bf16_rows* rows : {&a.k, &a.v}) {
     if (const char* wrong = rows_problem({rows->data, 0, rows->token_stride, rows->head_stride}, 16)) return wrong;
   }
-  return turned_problem(a.turned, a.k.data);
+  return turned_problem(a.turned, a.k.data, true);
 }
 
 }  // namespace

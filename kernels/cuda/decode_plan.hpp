@@ -135,16 +135,15 @@ struct CodedTiling {
 /// eight pairs: word t has pairs 2t and 2t + 1. Lane (g, t) has word t and column g of each tile of four heads.
 struct TurnedPlaces {
   int slots;
-  unsigned z, mean_z;          // of each slot, tile and lane (uint4); of each group, tile and lane (uint2)
-  unsigned table, mean_table;  // of each part of a slot, or group, kept tile of tokens and lane (uint4)
-  unsigned operands, kinds;    // of each slot that is read (uint4), one more, and where each kind ends; of each slot
-  unsigned turns;              // of each pair: how far it turns in half a position
-  unsigned gather;             // of each word of a slot: where among those of pairs its phases are (4 of 16 bits)
-  unsigned phases;             // of each warp, phase_bytes: of each word of a slot (uint4), then of each pair
-  unsigned pairs, words, tops, middles, queries;  // copies: of the turn table's and the layout table's rows, and of q
-  unsigned units;                                 // of each head: what a unit of its scores is worth
-  unsigned mean_units;  // in such units: what means add to them, and what the middles of narrow codes take off
-  unsigned pair_of;     // of each coordinate: 2 * its pair, and 1 if it is the pair's second (16 bits)
+  unsigned z, mean_z;   // of each operand, tile and lane (uint4); of each group, tile and lane (uint2)
+  unsigned mean_table;  // of each group, kept tile of tokens and lane (uint4)
+  unsigned operands;    // that are read (CodedTurnedOperand)
+  unsigned turns;       // of each pair: how far it turns in half a position
+  unsigned gather;      // of each word of an operand: where among those of pairs its phases are (4 of 16 bits)
+  unsigned phases;      // of each warp, phase_bytes: of each word of an operand (uint4), of each pair, of what stays
+  unsigned pairs, words, tops, queries;  // copies: of the turn table's and the layout table's rows, and of q
+  unsigned units, mean_units;            // of each head: what a unit of its scores is worth; in such units, of means
+  unsigned pair_of;                      // of each coordinate: 2 * its pair, and 1 if it is the pair's second (16 bits)
   unsigned phase_bytes, end;
 
   /// step: tokens. Cosines are kept of the first half of them: those of the others are the same in the opposite order.
@@ -152,14 +151,12 @@ struct TurnedPlaces {
       : slots(key_operands) {
     const auto count = static_cast<unsigned>(slots), dim = static_cast<unsigned>(head_dim);
     const auto tiles = static_cast<unsigned>(key_tiles), tokens = static_cast<unsigned>(step / 32);
-    z = 0, mean_z = z + 512 * tiles * count;
-    table = mean_z + 16 * tiles * dim, mean_table = table + 1024 * tokens * count;
-    operands = mean_table + 32 * tokens * dim, turns = operands + 16 * (count + 2);
+    z = 0, mean_z = z + 512 * tiles * count, mean_table = mean_z + 16 * tiles * dim;
+    operands = mean_table + 32 * tokens * dim, turns = operands + 32 * count;
     gather = turns + 2 * dim, pairs = gather + 32 * count, words = pairs + 32 * dim;
-    tops = words + 96 * count, middles = tops + 4 * dim, queries = middles + 4 * dim;
-    units = queries + 8 * tiles * dim, mean_units = units + 16 * tiles;
-    pair_of = mean_units + 32 * tiles, kinds = pair_of + 2 * dim;
-    phases = (kinds + 4 * count + 15) / 16 * 16, phase_bytes = 64 * count + 2 * dim;
+    tops = words + 96 * count, queries = tops + 4 * dim;
+    units = queries + 8 * tiles * dim, mean_units = units + 16 * tiles, pair_of = mean_units + 16 * tiles;
+    phases = pair_of + 2 * dim, phase_bytes = 64 * count + 4 * dim + 16;
     end = phases + phase_bytes * static_cast<unsigned>(warps);
   }
 };

@@ -182,7 +182,7 @@ void warm_up(Backend& backend) {
 
 Set fit(const Statistics& statistics, const FitOptions& asked, Backend& backend, Status& status) {
   FitOptions options = asked;
-  options.keys = statistics.recipe.value("keys", FitOptions().keys);
+  options.keys = statistics.recipe.value("keys", "after-rope");
   require_all_heads(statistics.heads);
   require_same_data(statistics);
   require_windows(statistics, options.windows);

@@ -50,7 +50,7 @@ struct FitOptions {
   /// Bits of one stored value, everything counted.
   double bits = 2.25;
   /// How keys are stored: after-rope, as attention reads them; before-rope, as they were before they were turned.
-  std::string keys = "after-rope";
+  std::string keys = "before-rope";
   /// Who shares one budget: model, layer or head.
   std::string scope = "model";
   /// Of a model: the longest text that will be served, over whose positions its texts are spread; 0: what it can read.

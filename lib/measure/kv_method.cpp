@@ -200,7 +200,8 @@ KvSide side_of(const RotationPart& part, const SideTransform& transform, RowCode
   return side;
 }
 
-/// Keys that are stored before RoPE: turned back, coded in the basis of their pairs, and turned when they are read.
+/// Keys that are stored before RoPE: turned back, or in fast pairs only their mean is, coded in the basis of their
+/// pairs, and turned when they are read.
 struct KeysOfPairs {
   /// A coordinate of a head, which is of two channels.
   struct Coordinate {
@@ -257,9 +258,15 @@ struct KeysOfPairs {
   }
 
   void operator()(const History& history) const {
-    turn(*side->rotary, Turn::kBack, history.rows, history.heads, history.first_position);
+    const auto turn_all = [&](Turn way) {
+      turn(*side->rotary, way, history.rows, history.heads, history.first_position);
+    };
+    const auto turn_fast_pairs = [&](Turn way) {
+      turn_fast(*side->rotary, way, side->transform.mean, history.rows, history.heads, history.first_position);
+    };
+    turn_all(Turn::kBack), turn_fast_pairs(Turn::kForth);
     for (int head = 0; head < history.heads; ++head) code_head(history, head);
-    turn(*side->rotary, Turn::kForth, history.rows, history.heads, history.first_position);
+    turn_fast_pairs(Turn::kBack), turn_all(Turn::kForth);
   }
 };
 

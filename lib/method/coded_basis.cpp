@@ -213,6 +213,7 @@ CodedBasis coded_pair_basis(const MatrixStack& cost, const MatrixStack& queries,
       keys.u = keys.u / weight - (mean[i] * mean[i] - mean[j] * mean[j]) / 2;
       keys.v = keys.v / weight - mean[i] * mean[j];
       variance += 2 * keys.m;
+      if (rotary.is_fast(p / 2)) metric.u = metric.v = keys.u = keys.v = 0;  // both turn against each other
       const PairMatrix root = metric.power(0.5), inverse = metric.power(-0.5), whitened = between(root, keys);
       const auto [c, s] = whitened.direction();
       for (const auto& [to, x, y] : {std::tuple(p, c, s), std::tuple(p + 1, -s, c)}) {
@@ -274,23 +275,6 @@ void reorder(CodedBasis& basis, std::span<const int> order) {
       basis.transform.read_rotation[head][row * dim + to] = from.transform.read_rotation[head][row * dim + column];
     }
   }
-}
-
-void order_by_frequency(CodedBasis& basis, std::span<const int> levels) {
-  const auto dim = static_cast<std::size_t>(basis.transform.rotation.dim);
-  OSCAR_CHECK(levels.size() == basis.lambda.size());
-  const std::vector<int> pairs = pairs_of(basis.transform.rotation, *basis.rotary);
-  std::vector<int> order(levels.size());
-  for (std::size_t first = 0; first < order.size(); first += dim) {
-    const auto own = std::span(order).subspan(first, dim);
-    std::iota(own.begin(), own.end(), 0);
-    std::ranges::sort(own, {}, [&](int coordinate) {
-      const std::size_t at = first + static_cast<std::size_t>(coordinate);
-      const int pair = pairs[at];
-      return std::tuple(-levels[at], -basis.rotary->frequency[static_cast<std::size_t>(pair)], pair, coordinate);
-    });
-  }
-  reorder(basis, order);
 }
 
 void mix_equal_levels(CodedBasis& basis, std::span<const int> levels) {

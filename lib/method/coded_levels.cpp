@@ -361,7 +361,7 @@ CodedGrid fit_grid(std::span<const float> rows, std::span<const int> levels, dou
 CodedSide coded_side(CodedBasis basis, const std::vector<std::vector<float>>& rows, const CodedLevels& levels,
                      double alike) {
   reorder(basis, levels.order);
-  (basis.rotary ? order_by_frequency : mix_equal_levels)(basis, levels.levels);
+  if (!basis.rotary) mix_equal_levels(basis, levels.levels);
   for (std::vector<double>* values :
        {&basis.transform.rotation.data, &basis.transform.read_rotation.data, &basis.transform.mean}) {
     *values = rounded_to_f32(std::move(*values));
@@ -371,7 +371,11 @@ CodedSide coded_side(CodedBasis basis, const std::vector<std::vector<float>>& ro
   side.formats.resize(rows.size());
   parallel_for(rows.size(), [&](std::size_t head) {
     const auto own = std::span(levels.levels).subspan(head * dim, dim);
-    const CodedGrid grid = fit_grid(coded_rows(side.transform, static_cast<int>(head), rows[head]), own, alike);
+    std::vector<float> own_rows = rows[head];
+    if (side.rotary) {  // where rows stand makes no difference to a grid
+      turn_fast(*side.rotary, Turn::kForth, std::span(side.transform.mean).subspan(head * dim, dim), own_rows, 1, 0);
+    }
+    const CodedGrid grid = fit_grid(coded_rows(side.transform, static_cast<int>(head), own_rows), own, alike);
     side.formats[head] = {{own.begin(), own.end()}, grid.step, grid.sigma};
   });
   return side;

@@ -66,7 +66,8 @@ struct Distances {
 
 /// Returns the basis of keys before RoPE, of each pair of channels that turn together alone, so that a reader needs no
 /// product with a matrix between turning and the query. On each pair it is that of coded_key_basis(), with the plain
-/// part's mean over both channels, and always centred: readers add the mean before they turn. Throws NumericalError as
+/// part's mean over both channels, and always centred: readers add the mean before they turn. Fast pairs are as they
+/// stand (turn_fast()), so that their metric and covariance are multiples of the identity. Throws NumericalError as
 /// coded_key_basis() does.
 ///
 /// cost: of errors of keys before RoPE. fisher: base_key and base_key_sum are read, and weight.
@@ -84,11 +85,6 @@ struct Distances {
 
 /// Puts channel order[i] of each head in place i. order: (heads, d).
 void reorder(CodedBasis& basis, std::span<const int> order);
-
-/// Of keys before RoPE, orders coordinates of equal levels in a head by the frequency of their pair, fastest first, so
-/// that blocks hold pairs of similar frequency and both coordinates of a pair with equal levels are neighbours. A
-/// decode kernel need not turn blocks of slow pairs anew at each position. Levels: (heads, d), descending in each head.
-void order_by_frequency(CodedBasis& basis, std::span<const int> levels);
 
 /// Turns channels of equal levels among each other by Hadamard matrices, in pieces of powers of two, so that each is
 /// nearly Gaussian. Levels: (heads, d), equal ones side by side; channels of one level stay. lambda keeps the variances
@@ -162,10 +158,10 @@ struct CodedGrid {
 /// a channel which is constantly zero although it has levels.
 [[nodiscard]] CodedGrid fit_grid(std::span<const float> rows, std::span<const int> levels, double alike);
 
-/// Returns the side with these levels: channels are reordered, equal levels mixed (or, of keys before RoPE, ordered by
-/// frequency), grids fitted to the rows, and all numbers rounded to float32. rows: of each KV head (n, d), in
-/// native coordinates; of keys before RoPE, turned back. alike: as of fit_grid(). Throws NumericalError that names a
-/// channel with levels which is constantly zero.
+/// Returns the side with these levels: channels are reordered, equal levels mixed (but those of keys before RoPE),
+/// grids fitted to the rows, and all numbers rounded to float32. rows: of each KV head (n, d), in native coordinates;
+/// of keys before RoPE, turned back. alike: as of fit_grid(). Throws NumericalError that names a channel with levels
+/// which is constantly zero.
 [[nodiscard]] CodedSide coded_side(CodedBasis basis, const std::vector<std::vector<float>>& rows,
                                    const CodedLevels& levels, double alike);
 

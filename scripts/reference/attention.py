@@ -56,8 +56,8 @@ def stored(rows, side, head, rounded):
     """(as stored in the window, as decoded from the history), fp64. Keys before RoPE: as attention reads them."""
     if side.turn:
         write, read, mean = (of_head(x, head).astype(np.float64) for x in (side.write, side.read, side.mean))
-        decoded = rounded(of_head(side.codecs, head).quantized(rounded((side.turn(rows, True) - mean) @ write)))
-        return rounded(rows).astype(np.float64), rounded(side.turn(decoded @ read.T + mean, False)).astype(np.float64)
+        decoded = rounded(of_head(side.codecs, head).quantized(rounded(side.turn(rows, True, mean) @ write)))
+        return rounded(rows).astype(np.float64), rounded(side.turn(decoded @ read.T, False, mean)).astype(np.float64)
     if side.mean is not None:
         rows = rows - to_f32(side.mean[head])
     kept = rounded(rounded(rows) @ rounded(of_head(side.write, head)))

@@ -70,16 +70,23 @@ class CodedCodec:
 
 
 def turn_of(rotary):
-    """(rows (T, d), whether back) -> rows at the positions 0, 1, …, turned as keys are, or as they were before, fp64."""
-    pairs = np.array(rotary["pairs"])
+    """(rows (T, d) at the positions 0, 1, …, whether back, mean) -> rows turned as keys are, or, where back, what they have besides their
+    mean, which is turned back but in fast pairs; and the inverse. fp64."""
+    pairs, frequency = np.array(rotary["pairs"]), np.array(rotary["frequency"])
+    far_frequency = np.array(rotary.get("far_frequency", frequency))
+    fast = np.maximum(np.abs(frequency), np.abs(far_frequency)) > rotary["fast_frequency"]
 
-    def turned(rows, back):
-        far = "far_frequency" in rotary and len(rows) > rotary["near_context"]
-        angles = np.arange(len(rows))[:, None] * np.array(rotary["far_frequency" if far else "frequency"]) * (-1 if back else 1)
+    def turned_by(rows, frequencies):
+        angles = np.arange(len(rows))[:, None] * frequencies
         x, y = rows[:, pairs[:, 0]].astype(np.float64), rows[:, pairs[:, 1]].astype(np.float64)
         out = rows.astype(np.float64)
         out[:, pairs[:, 0]], out[:, pairs[:, 1]] = x * np.cos(angles) - y * np.sin(angles), x * np.sin(angles) + y * np.cos(angles)
         return out
+
+    def turned(rows, back, mean):
+        own = far_frequency if "near_context" in rotary and len(rows) > rotary["near_context"] else frequency
+        means, slow = turned_by(np.broadcast_to(mean, rows.shape), own), np.where(fast, 0, own)
+        return turned_by(rows - means, -slow) if back else turned_by(rows, slow) + means
     return turned
 
 

@@ -134,7 +134,6 @@ def main():
     by_pair = [i // 2 for i in range(128)]  # the fastest pairs first
     plans = {"2 bits": {"head_dim": 128, "layers": [uniform]},
              "2 bits, before RoPE": {"head_dim": 128, "layers": [uniform | {"order": [by_pair]}]},
-             "2 bits, before RoPE, shuffled": {"head_dim": 128, "layers": [uniform | {"order": [[5 * i % 64 for i in by_pair]]}]},
              "steep": {"head_dim": 128, "layers": [{"key": [[8, 4, 4, 4, 2, 2, 2, 2, 2, 1, 1, 0, 0, 0, 0, 0]],
                                                     "value": [[4, 4, 4, 3, 3, 2, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0]]}]}}
     if options.plans:

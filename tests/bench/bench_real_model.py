@@ -24,7 +24,7 @@ from real_model_tables import TABLES, render
 ROOT = Path(__file__).resolve().parents[2]
 # Sets: the arguments by which each is fitted, and the rows that its parts give. A word that begins with @ names a file in --work.
 PUBLISHED = "`oscar`, clip 0.96 / 0.92 (published)"
-SETS = [(["--save-stats", "@after"], {"coded": "`coded`, 2.25 bits", "with_means": "`stretch`, fisher, centred", "rotations": "`oscar`, fitted clip"}),
+SETS = [(["--keys", "after-rope", "--save-stats", "@after"], {"coded": "`coded`, 2.25 bits", "with_means": "`stretch`, fisher, centred", "rotations": "`oscar`, fitted clip"}),
         (["--recipe", "oscar", "--clip", "0.96,0.92"], {"rotations": PUBLISHED}),
         (["--recipe", "oscar", "--center", "--granularity", "head"], {"with_means": "`oscar`, fitted clip, centred, per head"}),
         (["--recipe", "coded", "--keys", "before-rope", "--save-stats", "@before"], {"coded": "`coded`, 2.25 bits, before RoPE"}),

@@ -32,7 +32,7 @@ class Layout(ctypes.Structure):
 
 
 class Turned(ctypes.Structure):
-    _fields_ = [("table", ctypes.c_void_p), ("positions", ctypes.c_void_p), ("is_far", ctypes.c_int32)]
+    _fields_ = [("table", ctypes.c_void_p), ("positions", ctypes.c_void_p), *((name, ctypes.c_int32) for name in ("is_far", "was_far", "moved"))]
 
 
 class Turn(ctypes.Structure):

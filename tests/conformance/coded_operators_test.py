@@ -27,8 +27,9 @@ def coded_rows(cache, count, kind):
     return x.bfloat16()
 
 
-def turning_layer(cache, interleaved, turning, far, ordered=False):
-    """ordered: the coordinates of slow pairs are neighbours. A layer whose keys are packed as they were before RoPE: its table, and float64 functions (rows, positions) of keys and of rows."""
+def turning_layer(cache, interleaved, turning, far):
+    """A layer whose keys are packed as they were before RoPE: its table, and float64 functions (keys, positions) of rows and (rows, positions,
+    how far these moved) of keys."""
     heads, dim, half = cache.heads, cache.dim, turning // 2
     first = torch.arange(half)
     pairs = torch.cat((torch.stack((2 * first, 2 * first + 1) if interleaved else (first, first + half), 1),
@@ -36,25 +37,29 @@ def turning_layer(cache, interleaved, turning, far, ordered=False):
     frequency = torch.cat((1e6 ** -(first / half), torch.zeros(dim // 2 - half)))
     basis, inverse, mean = torch.zeros(heads, dim, dim), torch.zeros(heads, dim, dim), torch.randn(heads, dim) * 4
     for head in range(heads):
-        coordinates = (torch.arange(dim) if ordered else torch.randperm(dim)).view(-1, 2)
+        coordinates = torch.randperm(dim).view(-1, 2)
         for channels, own in zip(pairs, coordinates):
             matrix = torch.linalg.qr(torch.randn(2, 2))[0] * torch.tensor([0.5, 1.5])
             basis[head, channels[:, None], own], inverse[head, own[:, None], channels] = matrix, matrix.inverse()
     turn = ops.coded_turn(pairs.int(), frequency, basis, inverse, mean=mean, far_frequency=frequency / 3 if far else None).to(DEVICE)
-    angle = frequency / 3 if far else frequency
-    basis, inverse, mean, angle, pairs = (x.to(DEVICE) for x in (basis.double(), inverse.double(), mean.double(), angle, pairs))
+    angle, fast = frequency / 3 if far else frequency, frequency > 2**-9
+    basis, inverse, mean, angle, fast, pairs = (x.to(DEVICE) for x in (basis.double(), inverse.double(), mean.double(), angle, fast, pairs))
 
-    def turned(rows, positions, sign):
-        angles = (positions.float()[:, None] * angle).double()[:, None]
+    def turned(rows, positions, frequency):
+        angles = (positions.float()[:, None] * frequency).double()[:, None]
         x, y, out = rows[..., pairs[:, 0]], rows[..., pairs[:, 1]], torch.empty_like(rows)
-        out[..., pairs[:, 0]], out[..., pairs[:, 1]] = (x * angles.cos() - sign * y * angles.sin(), sign * x * angles.sin() + y * angles.cos())
+        out[..., pairs[:, 0]], out[..., pairs[:, 1]] = x * angles.cos() - y * angles.sin(), x * angles.sin() + y * angles.cos()
         return out
 
-    def stored(keys, positions):
-        return torch.einsum("thi,hij->thj", turned(keys.double(), positions, -1) - mean, basis).bfloat16()
+    def means(positions):
+        return turned(mean.expand(len(positions), -1, -1), positions, angle)
 
-    def keys(rows, positions):
-        return turned(torch.einsum("thi,hij->thj", rows.double(), inverse) + mean, positions, 1)
+    def stored(keys, positions):
+        return torch.einsum("thi,hij->thj", turned(keys.double() - means(positions), positions, torch.where(fast, 0, -angle)), basis).bfloat16()
+
+    def keys(rows, positions, moved=0):
+        rows = turned(torch.einsum("thi,hij->thj", rows.double(), inverse), positions, torch.where(fast, 0, angle))
+        return turned(rows, torch.full_like(positions, moved), torch.where(fast, angle, 0)) + means(positions)
 
     return turn, stored, keys
 
@@ -127,7 +132,10 @@ class CodedTest(OperatorTest):
         self.same(cache.pack(slots, k=k, v=v, **turned), cache.pack(slots, cache.pack(slots, k=k, **turned), v=v), "values beside")
         cache.pages = cache.pack(slots, found, v=v)
         expected = keys(cache.rows_at(slots[written], 0).bfloat16(), positions[written])
+        moved = keys(cache.rows_at(slots[written], 0).bfloat16(), positions[written] + 300, 300)
         for own, values in zip(*(targets(len(slots), cache.heads, dim) for _ in range(2))):
+            cache.unpack(slots, k=own, **{**turned, "k_positions": positions + 300}, k_moved=300)
+            self.near(own[written], moved, 2**-7)
             cache.unpack(slots, k=own, v=values, **turned)
             sizes = expected.abs() * 2**-8 + expected.abs().amax(-1, keepdim=True) * 1e-5
             self.assertEqual(int(((own[written].double() - expected).abs() > sizes).sum()), 0)
@@ -192,10 +200,10 @@ class CodedTest(OperatorTest):
         self.check_shape(**shape)
 
     @each([*expanded(LISTS["coded_decode"]["turned"]), *(expanded(LISTS["coded_decode"]["turned, large"]) if ON_CUDA else ())])
-    def test_attention_to_keys_before_rope(self, interleaved=False, turning=1.0, far=False, ordered=False, **shape):
+    def test_attention_to_keys_before_rope(self, interleaved=False, turning=1.0, far=False, **shape):
         cache = CodedCache(DEVICE, **shape)
         cache.fill()
-        turn, _, cache.keys = turning_layer(cache, interleaved, int(turning * cache.dim), far, ordered)
+        turn, _, cache.keys = turning_layer(cache, interleaved, int(turning * cache.dim), far)
         positions = torch.randint(0, 20000, (len(cache.lengths),), dtype=torch.int32, device=DEVICE)
         cache.turned = {"k_turn": turn, "k_positions": positions, "k_far": far}
         self.check_decode(cache)

@@ -82,17 +82,17 @@ class CacheTest(unittest.TestCase):
         self.assert_kld_of_verify(folder, 320, sequences=1, calls=1, path="kernel")
 
     def test_kld_of_the_coded_cache(self):
-        self.assert_kld_of_verify(sample_set("coded"))
+        self.assert_kld_of_verify(sample_set("coded", keys="after-rope"))
 
     def test_kld_of_the_coded_cache_by_what_the_kernels_compute(self):
-        self.assert_kld_of_verify(sample_set("coded"), 320, sequences=1, calls=1, path="kernel")
+        self.assert_kld_of_verify(sample_set("coded", keys="after-rope"), 320, sequences=1, calls=1, path="kernel")
 
     def test_kld_with_any_attention_a_token_at_a_time(self):
-        self.assert_kld_of_verify(sample_set("coded"), 320, 4, calls=1)
+        self.assert_kld_of_verify(sample_set("coded", keys="after-rope"), 320, 4, calls=1)
 
     def test_bytes(self):
         """Rows of 128 channels in as many bytes as the manifest says, instead of 256."""
-        model, part = self.sample(), oscar_kv.read_set(sample_set("coded"))
+        model, part = self.sample(), oscar_kv.read_set(sample_set("coded", keys="after-rope"))
         cache = oscar_kv.PackedCache(part, model.config)
         ids = torch.from_numpy(np.load(GOLDEN / "tokens_eval.npy")[:1, :2048]).long()
         self.assertEqual(cache.nbytes(), 0)

@@ -69,7 +69,7 @@ class LmcacheTest(unittest.TestCase):
     def test_rows_are_those_of_packed_cache(self):
         """Bit for bit, read back; of as many bytes."""
         rows = self.rows[:, :, :EXACT + chunks.CHUNK].contiguous()
-        part = oscar_kv.read_set(sample_set())
+        part = oscar_kv.read_set(sample_set("coded", keys="after-rope"))
         serde, expected = lmcache.SetSerde(part, EXACT), []
         chunk, at = chunks.stored(serde, rows), lmcache._BEGIN
         back, = chunks.loaded(serde, chunk, rows)
@@ -137,7 +137,7 @@ class LmcacheTest(unittest.TestCase):
 
     def test_a_model_that_the_set_is_not_for(self):
         """Where its config.json is on this machine."""
-        part, x = oscar_kv.read_set(sample_set()), self.rows[:, :, :8].contiguous()
+        part, x = oscar_kv.read_set(sample_set("coded", keys="after-rope")), self.rows[:, :, :8].contiguous()
         chunks.stored(lmcache.SetSerde(part), x, of=chunks.key(0, str(MODEL)))
         transformers.LlamaConfig(num_hidden_layers=4).save_pretrained(self.folder)
         with self.assertRaisesRegex(ValueError, "the set is for another model: it was fitted on"):
@@ -188,29 +188,29 @@ class LmcacheTest(unittest.TestCase):
         self.assertEqual(len(sizes), 1)
 
     def test_settings(self):
-        for said, text in (({}, 'name a folder by "set"'), ({"set": str(sample_set()), "bits": 2}, "these and no others can be said"),
-                           ({"set": str(sample_set()), "exact": -1}, "'exact': -1"), ({"set": str(sample_set()), "max_workers": 0}, "max_workers"),
-                           ({"set": 5}, 'name a folder by "set"'), ({"set": str(sample_set()), "allow_rejected": "false"}, "'allow_rejected': 'false'"),
+        for said, text in (({}, 'name a folder by "set"'), ({"set": str(sample_set("coded", keys="after-rope")), "bits": 2}, "these and no others can be said"),
+                           ({"set": str(sample_set("coded", keys="after-rope")), "exact": -1}, "'exact': -1"), ({"set": str(sample_set("coded", keys="after-rope")), "max_workers": 0}, "max_workers"),
+                           ({"set": 5}, 'name a folder by "set"'), ({"set": str(sample_set("coded", keys="after-rope")), "allow_rejected": "false"}, "'allow_rejected': 'false'"),
                            ({"set": "/nowhere"}, "no such file or folder"),
-                           ({"set": str(sample_set()), "attention_backend": "CPU_ATTN"}, "attention_backend 'CPU_ATTN': give what vLLM says")):
+                           ({"set": str(sample_set("coded", keys="after-rope")), "attention_backend": "CPU_ATTN"}, "attention_backend 'CPU_ATTN': give what vLLM says")):
             with self.assertRaisesRegex(ValueError, text):
                 create_serde_processor(SerdeConfig("oscar", said))
         part = tiny()
-        key = dataclasses.replace(part.layers[1].key, rotary=Rotary([[0, 1]], [1.0]))
+        key = dataclasses.replace(part.layers[1].key, rotary=Rotary([[0, 1]], [1.0], 2**-9))
         part.layers[1] = dataclasses.replace(part.layers[1], key=key)
-        with self.assertRaisesRegex(ValueError, r"keys of layers \[1\] before RoPE, .*without --keys before-rope"):
+        with self.assertRaisesRegex(ValueError, r"keys of layers \[1\] before RoPE, .*with --keys after-rope"):
             lmcache.SetSerde(part)
         with self.assertLogs("oscar_kv") as logs:
-            lmcache.SetSerde(oscar_kv.read_set(sample_set()))
+            lmcache.SetSerde(oscar_kv.read_set(sample_set("coded", keys="after-rope")))
         self.assertRegex(logs.output[-1], "fitted for 256 recent tokens .* --sink 4 --recent 16")
         with self.assertNoLogs("oscar_kv"):
             lmcache.SetSerde(tiny())
 
     def test_threads(self):
         """Stores and loads of one serde at once, by its pool, are those that follow each other."""
-        serde = create_serde_processor(SerdeConfig("oscar", {"set": str(sample_set()), "max_workers": 4}))
+        serde = create_serde_processor(SerdeConfig("oscar", {"set": str(sample_set("coded", keys="after-rope")), "max_workers": 4}))
         self.addCleanup(serde.close)
-        alone = lmcache.SetSerde(oscar_kv.read_set(sample_set()))
+        alone = lmcache.SetSerde(oscar_kv.read_set(sample_set("coded", keys="after-rope")))
         sources = [self.rows[:, :, i:i + 64].contiguous() for i in range(0, 512, 32)]
         keys = [chunks.key(i) for i in range(len(sources))]
         outs = [chunks.memory(serde.estimate_serialized_size(chunks.layout(x))) for x in sources]
@@ -237,7 +237,7 @@ class LmcacheTest(unittest.TestCase):
 
     def manager(self):
         config = get_l2_adapter_config_class("fs").from_dict({"base_path": str(self.folder)})
-        config.serde_config = SerdeConfig("oscar", {"set": str(sample_set()), "max_workers": 2})
+        config.serde_config = SerdeConfig("oscar", {"set": str(sample_set("coded", keys="after-rope")), "max_workers": 2})
         made = StorageManager(StorageManagerConfig(
             L1ManagerConfig(L1MemoryManagerConfig(64 << 20, False, shm_name="")), EvictionConfig("LRU"),
             l2_adapter_config=L2AdaptersConfig([config])))
@@ -281,7 +281,7 @@ class LmcacheTest(unittest.TestCase):
     def test_files_of_lmcache(self):
         manager = self.manager()
         keys, parts = self.store(manager)
-        alone = lmcache.SetSerde(oscar_kv.read_set(sample_set()))
+        alone = lmcache.SetSerde(oscar_kv.read_set(sample_set("coded", keys="after-rope")))
         files = sorted(self.folder.glob("*.data"))
         self.assertEqual([file.stat().st_size for file in files], [alone.estimate_serialized_size(chunks.layout(parts[0]))] * 2)
         found = self.load(manager, keys, parts[0])
@@ -311,7 +311,7 @@ class LmcacheTest(unittest.TestCase):
 
     def test_kld_beside_the_serdes_of_lmcache(self):
         """Of answers after a prompt that was stored: the order that bits give, and the sizes of a set that was fitted for it."""
-        serde, found = lmcache.SetSerde(oscar_kv.read_set(sample_set("coded", sink=EXACT, recent=16))), {}
+        serde, found = lmcache.SetSerde(oscar_kv.read_set(sample_set("coded", keys="after-rope", sink=EXACT, recent=16))), {}
         for name, store in (("oscar", chunks.by_serde(serde, serde)), ("fp8", chunks.fp8(MODEL, (1, 128))),
                             ("cachegen", chunks.cachegen(MODEL, (1, 128))), ("turboquant", chunks.turboquant("turboquant_3bit_nc", 0)(MODEL, (1, 128)))):
             found[name] = chunks.kld_and_ratio(self.model, self.ids[:1, :512], 256, store, 1)

@@ -52,7 +52,7 @@ class PassageTest(unittest.TestCase):
             turned = rotated(here.keys[:, :, 100:], 337, theta, self.config.head_dim)
             self.assertLess(float((there.keys[:, :, 437:] - turned).norm() / turned.norm()), 2**-8)  # both are bfloat16
             error = here.keys[:, :, 100:] - exact.keys[:, :, 100:300]
-            self.assertLess(float(error.norm() / exact.keys[:, :, 100:300].norm()), 0.6)  # 1.25 bits a value, and it is the same text
+            self.assertLess(float(error.norm() / exact.keys[:, :, 100:300].norm()), 0.62)  # 1.25 bits a value, and it is the same text
         self.assertEqual(passage.length, 200)
         self.assertLess(sum(page.nbytes for page in passage.pages), 200 * len(source.layers) * 2 * 128 * 2 / 11)
 
@@ -87,7 +87,7 @@ class PassageTest(unittest.TestCase):
         source = self.computed(IDS[:, :40])
         for words, arguments in (("has several sequences", (self.set, self.config, source)),
                                  ("tokens 3 to 50 of a cache of 40", (self.set, self.config, source, 3, 50)),
-                                 ("layer 0 after RoPE, .* --keys before-rope", (sample_set("auto"), self.config, self.computed(IDS[:1, :9]))),
+                                 ("layer 0 after RoPE, .* without --keys after-rope", (sample_set("coded", keys="after-rope"), self.config, self.computed(IDS[:1, :9]))),
                                  ("a model of 4 layers, and this one has 3", (self.set, transformers.Qwen3Config(num_hidden_layers=3), source))):
             with self.assertRaisesRegex(ValueError, words):
                 oscar_kv.Passage(*arguments)

@@ -40,6 +40,7 @@ def sample_set(recipe="auto", **options):
 
 if __name__ == "__main__":
     fit("coded", KEPT, keys="before-rope", bits=1.25)
+    fit("coded", KEPT, keys="after-rope")
     for each in ("auto", "oscar"):
         fit(each, KEPT)
     oscar_kv.program.run("convert", KEPT / "auto", KEPT / "coded", "--part", "coded", "--force")  # with the bytes of a fit of its own

@@ -67,7 +67,7 @@ class SetSerde(Serializer, Deserializer):
         turned = [i for i, layer in part.layers.items() if layer.key.rotary is not None]
         if turned:
             raise ValueError(f"the set stores keys of layers {turned} before RoPE, which takes their positions, and LMCache does not tell a "
-                             "serde where a chunk stands; fit a set without --keys before-rope")
+                             "serde where a chunk stands; fit a set with --keys after-rope")
         if not all(part.manifest["model"][name] for name in ("num_layers", "num_key_value_heads", "head_dim")):
             raise ValueError("the set does not say how many layers, KV heads and channels its model has; fit it again from the model")
         if part.windows[1] > _RECENT:

@@ -122,9 +122,14 @@ class PackedSlots:
         they turned as in a far text (far())."""
         torch.ops.oscar.coded_pack(slots, cache[:, 0], self._layout, self._tables, k=stored[0], v=stored[1], **self._turned(positions, is_far))
 
-    def unpack(self, cache: Tensor, slots: Tensor, keys: Tensor, values: Tensor, positions: Tensor | None = None, is_far: bool = False) -> None:
-        """The inverse, into bfloat16 (tokens, heads, d), any strides but of channels. positions, is_far: where the keys are read now."""
-        torch.ops.oscar.coded_unpack(slots, cache[:, 0], self._layout, self._tables, k=keys, v=values, **self._turned(positions, is_far))
+    def unpack(self, cache: Tensor, slots: Tensor, keys: Tensor, values: Tensor, positions: Tensor | None = None, is_far: bool = False,
+               was_far: bool | None = None, moved: int = 0) -> None:
+        """The inverse, into bfloat16 (tokens, heads, d), any strides but of channels. positions, is_far: where the keys are read now; was_far:
+        what is_far was when they were written, None: the same; moved: how far they stand behind the positions where they were written."""
+        how = self._turned(positions, is_far)
+        if how:
+            how |= {"k_was_far": was_far, "k_moved": moved}
+        torch.ops.oscar.coded_unpack(slots, cache[:, 0], self._layout, self._tables, k=keys, v=values, **how)
 
     @property
     def turns(self) -> bool:
@@ -180,12 +185,13 @@ class PackedSlots:
             self.write(pages.view(-1, 1, _STORED_PAGE, self.bytes), slots, self.stored(keys, values), positions, is_far)
         return pages
 
-    def unpacked(self, pages: Tensor, tokens: int, positions: Tensor | None = None, is_far: bool = False) -> list[Tensor]:
-        """The inverse: keys and values, float32. positions, is_far: as in unpack()."""
+    def unpacked(self, pages: Tensor, tokens: int, positions: Tensor | None = None, is_far: bool = False,
+                 was_far: bool | None = None, moved: int = 0) -> list[Tensor]:
+        """The inverse: keys and values, float32. What is read how: as in unpack()."""
         stored = torch.empty(2, tokens, self.heads, self.dim, dtype=torch.bfloat16, device=pages.device)
         if tokens:
             slots = torch.arange(tokens, dtype=torch.int32, device=pages.device)
-            self.unpack(pages.view(-1, 1, _STORED_PAGE, self.bytes), slots, *stored, positions, is_far)
+            self.unpack(pages.view(-1, 1, _STORED_PAGE, self.bytes), slots, *stored, positions, is_far, was_far, moved)
         return self.native(stored)
 
     def of_rank(self, cache: Tensor) -> Tensor:

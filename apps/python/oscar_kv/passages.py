@@ -9,7 +9,7 @@
     model(head_ids, past_key_values=cache)
     passage.append_to(cache)                                                # its tokens come next; then the question
 
-Keys are packed as they were before RoPE, so the set is one of `oscar fit --keys before-rope`, and turned to the positions where they are read. What
+Keys are packed as they were before RoPE, so the set is one of `oscar fit` without `--keys after-rope`, and turned to the positions where they are read. What
 a passage did not see when it was computed it still has not seen; its sink is left out, since plans are not made for it. Needs transformers."""
 import os
 from typing import Any
@@ -38,15 +38,15 @@ class Passage:
         end = length if end is None else end
         if not 0 <= begin < end <= length:
             raise ValueError(f"tokens {begin} to {end} of a cache of {length}: name some that it has")
-        self.length, positions = end - begin, torch.arange(begin, end)
+        self.length, self._begin, self._text, positions = end - begin, begin, length, torch.arange(begin, end)
         self._slots, self.pages, self._like = list[PackedSlots](), list[Tensor](), list[Tensor]()
         for i, layer in enumerate(cache.layers):
             if type(layer) is not DynamicLayer or len(layer.keys) != 1:
                 raise ValueError(f"layer {i} is a {type(layer).__name__}, or has several sequences; passages are taken from a "
                                  "DynamicCache with one sequence, of a model all of whose layers are full attention")
             if part.layers[i].key.rotary is None:
-                raise ValueError(f"the set stores the keys of layer {i} after RoPE, where they stay at their positions; fit one with "
-                                 "--keys before-rope, of a model all of whose keys turn by their place in the text alone")
+                raise ValueError(f"the set stores the keys of layer {i} after RoPE, where they stay at their positions; fit one "
+                                 "without --keys after-rope, of a model all of whose keys turn by their place in the text alone")
             keys, values = (x[0, :, begin:end].transpose(0, 1) for x in (layer.keys, layer.values))
             at = place_of_rows(keys.device, None if keys.device.type == "cpu" else why_no_kernels(keys.shape[2]))
             self._slots.append(slots := PackedSlots(part.layers[i], *keys.shape[1:], at, keys.dtype))
@@ -59,6 +59,7 @@ class Passage:
         first = cache.get_seq_length()
         positions, length = torch.arange(first, first + self.length), max(length, first + self.length)
         for i, (slots, pages, like) in enumerate(zip(self._slots, self.pages, self._like)):
-            keys, values = (x.to(like).transpose(0, 1)[None] for x in slots.unpacked(pages, self.length, positions, slots.far(length)))
+            read = slots.unpacked(pages, self.length, positions, slots.far(length), slots.far(self._text), first - self._begin)
+            keys, values = (x.to(like).transpose(0, 1)[None] for x in read)
             cache.update(keys, values, i)
             _call.noted = None  # no attention reads it

@@ -29,6 +29,7 @@ _READERS = "vllm", "transformers"
 _MODEL_COUNTS = "num_layers", "num_attention_heads", "num_key_value_heads", "head_dim"  # 0: not known
 _MOST_BYTES_OF_TEXT = 8 << 20  # kMaxDocumentBytes
 _AGAIN = "fetch or fit the set again"
+_FAST_FREQUENCY = 2**-9  # kernels/rotary.hpp has the same
 _MOST_FLOAT = float(np.finfo(np.float32).max)
 _log = logging.getLogger("oscar_kv")
 
@@ -49,10 +50,12 @@ class Side:
 @dataclass(frozen=True)
 class Rotary:
     """How keys turn: the channels (x, y) of pair p become (x cos(f j) - y sin(f j), x sin(f j) + y cos(f j)) at position j, f = frequency[p],
-    or far_frequency[p] in texts of more than near_context tokens."""
+    or far_frequency[p] in texts of more than near_context tokens. What a key has besides its mean is not turned back where either is larger
+    than fast_frequency."""
 
     pairs: list[list[int]]
     frequency: list[float]
+    fast_frequency: float
     far_frequency: list[float] | None = None
     near_context: int = 0
 
@@ -280,7 +283,8 @@ def _rotary_of(part: Any, layer: dict[str, Any], where: str) -> Rotary | None:
         fits &= rotary.far_frequency is None or len(rotary.far_frequency) == len(rotary.frequency)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{where}: what the manifest says of rotary embeddings is malformed; {_AGAIN}") from error
-    _refuse_if(where, (not fits, "pairs of channels that turn are not all channels once"))
+    _refuse_if(where, (not fits, "pairs of channels that turn are not all channels once"),
+               (rotary.fast_frequency != _FAST_FREQUENCY, "other pairs of channels are coded as they stand than here"))
     return rotary
 
 

@@ -24,9 +24,9 @@
  * the error of a score. p counts from bit 4 if these bits, and those that the same product takes of the neighbouring byte, all
  * lie in upper halves of bytes, but from bit 0 for the last such operand of a class where it shares a pair with one of the lower
  * halves. A code that is cut in two counts as two channels, of which the upper has a larger step. Fits make
- * the steps of a head about equal. Keys before RoPE are multiplied in float16 instead, and where no pair of an operand turns by more
- * than 1/4 radian in half a step of tokens (1/16, if its blocks have 4 bits or more), cosines and sines are those of the line through the
- * step's middle, which is 1/32 (1/500) of a channel away at most: outputs are as far from fp64 as those of keys rounded to bfloat16, and 2e-3.
+ * the steps of a head about equal. Keys before RoPE are multiplied in float16 instead, and where pairs are not fast, cosines and sines
+ * are those of the line through the middle of 32 or 64 tokens, which is 1/512 of a channel away at most: outputs are as far from fp64 as
+ * those of keys rounded to bfloat16, and 2e-3.
  *
  * A page. Heads follow each other. A head's data in a page of P tokens are planes: one of (P, 16) bytes for each
  * 16-byte piece of the keys' rows, the same for the values' rows, then (P, 8) for an 8-byte piece of the keys' rows and for
@@ -88,8 +88,11 @@ typedef struct {
  * cudaErrorInvalidValue; oscar_last_error() then says why. */
 int oscar_coded_layout_of(const oscar_coded_format* format, oscar_coded_layout* layout, void* table);
 
-/* Keys before RoPE. A key k at position j is packed as the row y = bfloat16((k R(-j) - mean) W), and read as the key
- * (y W^-1 + mean) R(j), where R(j) turns pair p of channels, (x, y), by j frequency[p]: to (x cos - y sin, x sin + y cos).
+/* Keys before RoPE. R(j) turns pair p of channels, (x, y), by j frequency[p]: to (x cos - y sin, x sin + y cos). A key k at position j
+ * less its mean turned, k - mean R(j), is packed as the row y = bfloat16(x W): in pairs that are fast x is that, and in the others that
+ * turned back by R(-j). So it is read as x R(j) + mean R(j), with x = y W^-1, or x alone in fast pairs. A pair is fast if it turns by more
+ * than 2^-9 a position in texts of either length. What a key has besides its mean lies anyhow in a fast pair, and few positions
+ * smear it; so it is not turned, and readers that take many tokens at once save that.
  * W mixes only the two channels of a pair, so each pair has two coordinates of a row. Where rows are packed and unpacked sums are float32;
  * so are the products j frequency[p], whose cosines and sines are exact to 1e-6; keys that are unpacked are rounded to bfloat16.
  * oscar_coded_decode() rounds no key, and frequencies to 2^-31 of a turn. Host memory. */
@@ -111,6 +114,8 @@ typedef struct {
   const void* table;        /* 16-byte aligned: what oscar_coded_turn_table_of() wrote */
   const int32_t* positions; /* (num_tokens); oscar_coded_decode(): (batch), of each history's first token */
   int32_t is_far;           /* 1: all texts of the call turn with far_frequency */
+  int32_t was_far, moved;   /* how rows were packed that oscar_coded_unpack() reads: is_far was that, and positions so many less; elsewhere
+                               is_far and 0 */
 } oscar_coded_turned;
 
 /* The query tokens of a sequence, several where speculative decoding verifies drafts, are its newest tokens: the last

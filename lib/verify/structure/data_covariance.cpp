@@ -39,6 +39,22 @@ std::pair<MatrixStack, std::vector<double>> moments_of(const std::vector<std::ve
   return {std::move(squares), std::move(means)};
 }
 
+/// What keys before RoPE have besides their mean turns in fast pairs, so that both of their channels vary alike.
+void turn_fast(const Rotary& rotary, std::span<const double> means, MatrixStack& squares) {
+  const auto dim = static_cast<std::size_t>(squares.dim);
+  for (int head = 0; head < squares.count; ++head) {
+    const std::span<double> own = squares[head];
+    const std::span<const double> mean = means.subspan(static_cast<std::size_t>(head) * dim, dim);
+    for (std::size_t p = 0; p < dim; p += 2) {
+      if (!rotary.is_fast(p / 2)) continue;
+      const auto i = static_cast<std::size_t>(rotary.pairs[p]), j = static_cast<std::size_t>(rotary.pairs[p + 1]);
+      const double difference = own[i * dim + i] - mean[i] * mean[i] - own[j * dim + j] + mean[j] * mean[j];
+      own[i * dim + i] -= difference / 2, own[j * dim + j] += difference / 2;
+      own[i * dim + j] = own[j * dim + i] = mean[i] * mean[j];
+    }
+  }
+}
+
 /// Null if nobody took it yet.
 const MatrixStack* find(const DataMoments& found, int layer_id, Moment moment) {
   for (const DataCovariance& each : found.covariances) {
@@ -101,6 +117,7 @@ CodedMoments coded_moments_of(int layer_id, LayerStream& layer, const CodedPart&
   CodedMoments found{.layer_id = layer_id};
   found.key = sums.sums.at(Moment::kKtk).mean(), found.value = values.mean();
   found.key_mean = sums.keys->mean();
+  if (before_rope) turn_fast(*own->key.rotary, found.key_mean, found.key);
   found.tokens = static_cast<std::int64_t>(values.total.front());
   if (!comparable) return found;
   const FisherSums& fisher = *sums.fisher;
@@ -129,6 +146,7 @@ std::vector<CodedMoments> coded_moments_of(const Statistics& statistics, const C
     if (!keys.empty() && !layer.value_rows.empty()) {
       CodedMoments& moments = found.emplace_back(CodedMoments{.layer_id = layer.layer_id});
       std::tie(moments.key, moments.key_mean) = moments_of(keys, layer.key_dim);
+      if (before_rope) turn_fast(*own->key.rotary, moments.key_mean, moments.key);
       moments.value = moments_of(layer.value_rows, layer.value_dim).first;
       moments.tokens = std::ssize(keys.front()) / layer.key_dim;
       continue;

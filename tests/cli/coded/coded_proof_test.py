@@ -94,7 +94,7 @@ class KeysBeforeRopeTest(unittest.TestCase):
 
     def test_errors_are_fewer_and_the_set_is_smaller(self):
         after = self.folder / "after"
-        fit(*self.data, "--out", after)
+        fit(*self.data, "--keys", "after-rope", "--out", after)
         manifest = json.loads((self.set / "manifest.json").read_text())
         self.assertEqual(manifest["readers"], {"transformers": "coded", "vllm": "coded"})
         self.assertIn("before RoPE", oscar("inspect", self.set))
@@ -116,7 +116,7 @@ class KeysBeforeRopeTest(unittest.TestCase):
         fit("--stats", *parts, "--out", self.folder / "joined")
         self.assertLess(self.key_error(self.folder / "joined"), 1.3 * self.key_error(self.set))
         after = self.folder / "after.sums"
-        fit("--model", MODEL, "--tokens", self.folder / "part-0.npy", "--save-stats", after)
+        fit("--model", MODEL, "--tokens", self.folder / "part-0.npy", "--keys", "after-rope", "--save-stats", after)
         self.assertIn("take all parts with the same options", fit("--stats", after, parts[1], "--out", self.folder / "never", status=1))
 
     def test_a_dump_gives_it_where_it_tells_how_keys_turn(self):

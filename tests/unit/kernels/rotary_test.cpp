@@ -10,6 +10,25 @@
 
 namespace oscar {
 
+TEST_CASE("of fast pairs what a key has besides its mean is coded as it stands") {
+  Rotary rotary{.pairs = {0, 1, 2, 3}, .frequency = {0.5F, kFastFrequency}, .far_frequency = {}};
+  CHECK((rotary.is_fast(0) && !rotary.is_fast(1)));
+  rotary.far_frequency = {0, 1.01F * kFastFrequency}, rotary.near_context = 9;
+  CHECK((rotary.is_fast(0) && rotary.is_fast(1)));
+  rotary.far_frequency.clear(), rotary.near_context = 0;
+  const std::vector<double> mean{1, 2, 3, 4};
+  std::vector<float> rows{1, 2, 5, 6, 4, 2, 5, 6};  // positions 1 and 2; the slow pair stays
+  turn_fast(rotary, Turn::kForth, mean, rows, 1, 1);
+  const auto near = [](double x) { return doctest::Approx(x).epsilon(1e-6); };
+  CHECK(std::vector<float>(rows.begin(), rows.begin() + 4) == std::vector<float>{1, 2, 5, 6});
+  CHECK(rows[4] == near(1 + 3 * std::cos(1.0)));
+  CHECK(rows[5] == near(2 + 3 * std::sin(1.0)));
+  CHECK((rows[6] == 5 && rows[7] == 6));
+  turn_fast(rotary, Turn::kBack, mean, rows, 1, 1);
+  CHECK(rows[4] == near(4));
+  CHECK(rows[5] == near(2));
+}
+
 TEST_CASE("RoPE by hand: position 1 of two pairs turns by 1 and by 0.1, and back") {
   Rotary rotary{.pairs = rotary_pairs(6, 4, false), .frequency = {1, 0.1F, 0}, .far_frequency = {}};
   std::vector<float> rows{9, 9, 9, 9, 9, 9, 1, 2, 0, 3, 5, 7};  // positions 0 and 1; the last two channels do not turn
@@ -62,6 +81,7 @@ TEST_CASE("how keys turn is read as it was written, and refused where it is no s
   CHECK(rotary_from_json(to_json(rotary), "here") == rotary);
   for (const auto& [member, value] : {std::pair<const char*, Json>{"frequency", {1, 2}},
                                       {"far_frequency", {1}},
+                                      {"fast_frequency", 0.5},
                                       {"pairs", {{0, 1}, {2, 3}, {4, 5}, {6, 6}}},
                                       {"pairs", {{0, 1}, {2, 3}, {4, 5}, {6, 8}}}}) {
     Json json = to_json(rotary);

@@ -4,6 +4,7 @@
 
 #include <doctest/doctest.h>
 
+#include <cmath>
 #include <stdexcept>
 #include <utility>
 
@@ -70,9 +71,11 @@ TEST_CASE("a packed row of each kind of RoPE becomes the key that turn() makes o
       REQUIRE(pairs.size() == static_cast<std::size_t>(dim));
       const auto d = static_cast<std::size_t>(dim);
       const std::vector<float> y = test::gaussian_floats(2 * d, 9);
+      const std::vector<double> means(layer.mean.begin(), layer.mean.end());
       for (const int position : {0, 1, 4095, 4096, 131071}) {
         std::vector<float> expected = layer.mean;
         for (std::size_t i = 0; i < 2 * d * d; ++i) expected[i / d / d * d + i % d] += y[i / d] * layer.inverse[i];
+        turn_fast(layer.rotary, Turn::kBack, means, expected, 2, position);
         turn(layer.rotary, Turn::kForth, expected, 2, position);
         for (std::size_t i = 0; i < pairs.size(); ++i) {
           const CodedTurnPair& pair = pairs[i];
@@ -80,9 +83,26 @@ TEST_CASE("a packed row of each kind of RoPE becomes the key that turn() makes o
           const auto at = [&](std::int16_t n) { return head + static_cast<std::size_t>(n); };
           const PairValues stored{y[at(pair.coordinate[0])], y[at(pair.coordinate[1])]};
           const int is_far = position >= 4096 ? 1 : 0;
-          const PairValues key = turned_pair(pair, stored, position, is_far);
+          const PairValues key = turned_pair(pair, stored, position, {nullptr, nullptr, is_far, is_far, 0});
           CHECK(key.first == doctest::Approx(expected[at(pair.channel[0])]).epsilon(1e-4));
           CHECK(key.second == doctest::Approx(expected[at(pair.channel[1])]).epsilon(1e-4));
+          const int moved = position / 3;  // it was packed there, in a text that was not far
+          const PairValues home = turned_pair(pair, stored, position - moved, {nullptr, nullptr, 0, 0, 0});
+          const PairValues packed = unturned_pair(pair, home, position - moved, 0);
+          const PairValues there = turned_pair(pair, packed, position, {nullptr, nullptr, is_far, 0, moved});
+          const auto mean_at = [&](std::int32_t at_position, int far) {
+            return turned_by(cosine_and_sine(at_position, pair.frequency[far]), pair.mean[0], pair.mean[1]);
+          };
+          const PairValues m = mean_at(position - moved, 0), n = mean_at(position, is_far);
+          // A key less its mean, at home and turned back, and there: the same length and direction.
+          const PairValues x{home.first - m.first, home.second - m.second};
+          const PairValues y{there.first - n.first, there.second - n.second};
+          const auto back = [&](std::int32_t at_position, int far, PairValues of) {
+            const PairValues angle = cosine_and_sine(at_position, pair.frequency[far]);
+            return turned_by({angle.first, -angle.second}, of.first, of.second);
+          };
+          const PairValues a = back(position - moved, 0, x), b = back(position, is_far, y);
+          CHECK(std::hypot(a.first - b.first, a.second - b.second) < 1e-4 * (1 + std::hypot(a.first, a.second)) * 8);
           const PairValues again = unturned_pair(pair, key, position, is_far);
           CHECK(again.first == doctest::Approx(stored.first).epsilon(1e-4));
           CHECK(again.second == doctest::Approx(stored.second).epsilon(1e-4));

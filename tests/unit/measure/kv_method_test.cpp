@@ -49,13 +49,15 @@ TEST_CASE("where values are narrower than keys, bits are those of a layer's chan
   CHECK(turned.value.transform->rotation.dim == 24);
 }
 
-TEST_CASE("keys before RoPE: a chunk that is read at other positions has the codes that it had, turned there") {
-  constexpr int kDim = 16, kShift = 24;
+TEST_CASE(
+    "keys before RoPE: a chunk of slow pairs that is read at other positions has the codes that it had, turned there") {
+  constexpr int kDim = 16, kShift = 2400;
   constexpr std::size_t kTokens = 8;
   CodedSide side;
   side.transform.rotation = side.transform.read_rotation = MatrixStack::identity(kDim);
   side.transform.mean.assign(kDim, 0.5);
   side.rotary = plain_rotary(10000, kDim);
+  for (float& frequency : side.rotary->frequency) frequency *= kFastFrequency;  // none is fast
   side.formats = {{std::vector<int>(kDim, 16), std::vector<float>(kDim, 0.25F), std::vector<float>(kDim, 1)}};
   CodedPart part;
   part.windows = {0, 1};

@@ -249,7 +249,8 @@ TEST_CASE("keys before RoPE: blocks of pairs alone, inverse, and uncorrelated in
   const MatrixStack covariance = random_moment(2, 16, 7), cost = random_moment(2, 16, 8);
   FisherSums fisher = read_keys(covariance, Vector(16, 0.5));
   fisher.base_key = fisher.key, fisher.base_key_sum = fisher.key_sum;
-  const Rotary rotary = plain_rotary(10000, 16);
+  Rotary rotary = plain_rotary(10000, 16);
+  for (float& frequency : rotary.frequency) frequency *= kFastFrequency;
   const CodedBasis basis = coded_pair_basis(cost, random_moment(2, 16, 9), 0.1, fisher, rotary, {256, 4096});
   CHECK(distance_from_inverse(basis.transform) < 1e-9);
   CHECK(basis.rotary == rotary);
@@ -276,42 +277,30 @@ TEST_CASE("keys before RoPE: blocks of pairs alone, inverse, and uncorrelated in
   }
 }
 
-TEST_CASE("keys before RoPE: among coordinates of equal levels the fastest pairs come first") {
-  const std::size_t dim = 64;
-  FisherSums fisher = read_keys(random_moment(2, 64, 7), Vector(dim, 0.5));
+TEST_CASE("keys before RoPE: both channels of a fast pair vary alike, and nothing mixes them") {
+  FisherSums fisher = read_keys(diagonal({3, 1}), {1, 0});
   fisher.base_key = fisher.key, fisher.base_key_sum = fisher.key_sum;
-  const MatrixStack cost = random_moment(2, 64, 8);
-  const CodedBasis basis = coded_pair_basis(cost, cost, 0.1, fisher, plain_rotary(10000, 64), {256, 4096});
-  const CodedSpectrum spectrum{.kind = CodedKind::kKeyBeforeRope, .num_heads = 2, .dim = 64, .lambda = basis.lambda};
-  const CodedLevels plan = plan_levels({&spectrum, 1}, 2.25, CodedScope::kHead).front();
-  const std::vector<std::vector<float>> rows{test::gaussian_floats(8 * dim, 1), test::gaussian_floats(8 * dim, 2)};
-  const CodedSide side = coded_side(basis, rows, plan, 0);
-  const std::vector<int> pairs = pairs_of(side.transform.rotation, *side.rotary),
-                         planned = pairs_of(basis.transform.rotation, *basis.rotary);
-  using Kept = std::multiset<std::pair<int, int>>;  // levels and pair of each coordinate
-  for (std::size_t h = 0; h < 2; ++h) {
-    const std::vector<int>& levels = side.formats[h].levels;
-    CHECK(std::ranges::is_sorted(levels, std::greater<>()));
-    Kept found, expected;
-    for (std::size_t c = 0; c < dim; ++c) {
-      const std::size_t at = h * dim + c;
-      found.emplace(levels[c], pairs[at]);
-      expected.emplace(plan.levels[at], planned[h * dim + static_cast<std::size_t>(plan.order[at])]);
-      if (c > 0 && levels[c] == levels[c - 1]) CHECK(pairs[at] >= pairs[at - 1]);  // pair p turns by theta^(-2 p / d)
-    }
-    CHECK(found == expected);
-  }
+  const Rotary fast{.pairs = {0, 1}, .frequency = {2 * kFastFrequency}, .far_frequency = {}};
+  const CodedBasis basis = coded_pair_basis(random_moment(1, 2, 8), diagonal({1, 1}), 0.1, fisher, fast, {256, 4096});
+  CHECK(basis.lambda[0] == basis.lambda[1]);
+  CHECK((basis.transform.rotation[0][0] > 0 && basis.transform.rotation[0][0] == basis.transform.rotation[0][3]));
+  CHECK((basis.transform.rotation[0][1] == 0 && basis.transform.rotation[0][2] == 0));
+  // A grid is that of rows as they stand: of a cross in the plane, whose channels are as large after any turns.
+  std::vector<float> rows;
+  for (int n = 0; n < 4000; ++n) rows.insert(rows.end(), {static_cast<float>(1 + (n % 2 == 0 ? 2 : -2)), 0});
+  const CodedSide side = coded_side(basis, {rows}, {{4, 4}, {0, 1}}, 0);
+  CHECK(side.formats[0].sigma[0] == doctest::Approx(side.formats[0].sigma[1]).epsilon(0.01));
 }
 
 TEST_CASE("keys before RoPE: the metric of a pair is the mean over distances") {
   FisherSums fisher = read_keys(diagonal({1, 1}), {0, 0});
   fisher.base_key = fisher.key, fisher.base_key_sum = fisher.key_sum;
   const MatrixStack cost = random_moment(1, 2, 11), queries = diagonal({1, 1});
-  const Rotary rotary{.pairs = {0, 1}, .frequency = {0.004F}, .far_frequency = {}};
+  const Rotary rotary{.pairs = {0, 1}, .frequency = {0.0015F}, .far_frequency = {}};
   MatrixStack spread(1, 2);
   constexpr int kSteps = 20000;
   for (int n = 0; n < kSteps; ++n) {
-    const double angle = 0.004 * (300 + (n + 0.5) / kSteps * 100), c = std::cos(angle), s = std::sin(angle);
+    const double angle = 0.0015 * (800 + (n + 0.5) / kSteps * 300), c = std::cos(angle), s = std::sin(angle);
     const double turned[2][2] = {{c, s}, {-s, c}};  // the rows of R(D): e_0 and e_1 turned
     for (std::size_t i = 0; i < 4; ++i) {
       for (std::size_t k = 0; k < 4; ++k) {
@@ -319,7 +308,7 @@ TEST_CASE("keys before RoPE: the metric of a pair is the mean over distances") {
       }
     }
   }
-  const CodedBasis found = coded_pair_basis(cost, queries, 0, fisher, rotary, {300, 400});
+  const CodedBasis found = coded_pair_basis(cost, queries, 0, fisher, rotary, {800, 1100});
   const Rotary still{.pairs = {0, 1}, .frequency = {0}, .far_frequency = {}};
   const CodedBasis expected = coded_pair_basis(spread, queries, 0, fisher, still, {});
   for (std::size_t i = 0; i < 4; ++i) {

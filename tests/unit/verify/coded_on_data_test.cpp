@@ -116,7 +116,7 @@ TEST_CASE("matrices of no layer of the set do not belong to it") {
 
 TEST_CASE("of the rows that a set was fitted to, coordinates are uncorrelated, or of equal levels and mixed") {
   Sample& sample = Sample::get();
-  const CodedPart sound = *sample.fitted({.recipe = "coded", .bits = 3}).coded;
+  const CodedPart sound = *sample.fitted({.recipe = "coded", .bits = 3, .keys = "after-rope"}).coded;
   const auto moments = moments_on(sample.calibration, sound, true);
   const std::vector<Check> checks = checks_of(sound, moments);
   CHECK_MESSAGE(failures_of(checks).empty(), failures_of(checks));
@@ -140,7 +140,7 @@ TEST_CASE("saved rows of keys and values tell of exchanged layers, too") {
   const auto source = open_live(*sample.runner, sample.held_out, {}, sample.status);
   inputs.statistics = take(FitData{*source}, {.recipe = "oscar", .clip = "off"}, {}, *sample.backend, sample.status);
   const TemporaryFolder folder, other;
-  CodedPart set = sample_part();
+  CodedPart set = *sample.fitted({.recipe = "coded", .keys = "after-rope"}).coded;  // which those rows are of
   const fs::path sound = written(other, set);
   CHECK(verified(sound, inputs).report.verdict == Verdict::kNotMeasured);
   std::swap(set.layers[1].key, set.layers[2].key);
