@@ -83,6 +83,9 @@ TEST_CASE("coded_decode refuses what it cannot do, and says why") {
   refused([](auto& a) { a.workspace = static_cast<char*>(a.workspace) + 8; }, "16-byte aligned");
   refused([](auto& a) { a.query_tokens = 0; }, "query_tokens must be 1 to 8");
   refused([](auto& a) { a.query_tokens = 9; }, "query_tokens must be 1 to 8");
+  for (auto oscar_coded_turned::*const member : {&oscar_coded_turned::moved, &oscar_coded_turned::was_far}) {
+    refused([&](auto& a) { a.turned = {somewhere(), somewhere()}, a.turned.*member = 1; }, "only oscar_coded_unpack()");
+  }
   good.history.max_length = good.window.max_length = 0;  // what is not read need not be there
   good.pages = good.k_window.data = good.v_window.data = nullptr;
   CHECK(C_FUNCTION(oscar_coded_decode_workspace)(&good) > 0);
@@ -92,7 +95,7 @@ TEST_CASE("coded_unpack refuses keys that turn without positions, without room f
   oscar_coded_unpack_args good{.head_dim = 64, .num_kv_heads = 2, .token_bytes = 72, .table = somewhere()};
   good.num_tokens = 1, good.slots = somewhere(), good.page_size = 16, good.pages = somewhere(), good.page_stride = 1152;
   good.k = good.v = {somewhere(), 256, 128};
-  good.turned = {somewhere(), somewhere(), 1};
+  good.turned = {somewhere(), somewhere(), 1, 1, 0};
   const auto refused = [&](const auto& spoil, const char* reason) {
     oscar_coded_unpack_args args = good;
     spoil(args);
@@ -100,7 +103,9 @@ TEST_CASE("coded_unpack refuses keys that turn without positions, without room f
   };
   refused([](auto& a) { a.turned.positions = nullptr; }, "need positions");
   refused([](auto& a) { a.k.data = nullptr; }, "keys turn, and there are none");
-  refused([](auto& a) { a.turned.is_far = 2; }, "is_far must be 0 or 1");
+  refused([](auto& a) { a.turned.is_far = 2; }, "is_far and was_far must be 0 or 1");
+  refused([](auto& a) { a.turned.was_far = 2; }, "is_far and was_far must be 0 or 1");
+  refused([](auto& a) { a.turned.table = nullptr; }, "need turned.table");
 }
 
 }  // namespace oscar
