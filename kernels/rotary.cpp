@@ -52,8 +52,8 @@ Rotary rotary_from_json(const Json& json, const std::string& where) {
     fits = fits && std::ranges::all_of(*frequencies, [](float f) { return std::isfinite(f); });
   }
   if (fits && json.value("fast_frequency", 0.0F) != kFastFrequency) {
-    throw DataError("other pairs of channels are coded as they stand than here", where,
-                    "fit the set again with this version");
+    throw DataError("the file is of a version that coded other pairs of channels as they stand", where,
+                    "make the file again with this version");
   }
   if (fits) return rotary;
   throw DataError("the pairs of channels that turn are not all channels once, each pair with a frequency", where,

@@ -17,8 +17,8 @@ namespace oscar {
 
 /// Whether the coded cache leaves a pair of these frequencies as it stands: what a key has there besides its mean is
 /// not turned back by its position, since few positions smear it anyhow, and so a decode kernel need not turn it
-/// either. A pair that is not fast turns by at most 1/16 from the middle of 64 tokens to their ends.
-inline constexpr float kFastFrequency = 0x1p-9F;
+/// either. A pair that is not fast turns by at most 1/16 radian from the middle of 64 tokens to their ends.
+inline constexpr float kFastFrequency = 0x1p-9F;  // in radians a position
 [[nodiscard]] inline bool is_fast(float frequency, float far_frequency) {
   return std::max(std::abs(frequency), std::abs(far_frequency)) > kFastFrequency;
 }
@@ -58,8 +58,8 @@ enum class Turn { kForth, kBack };
 /// Turns rows (tokens, heads, d), the first of which stands at position `first`, in place: as the model does, or back.
 /// Angles are rounded to float32 once, as models compute them.
 void turn(const Rotary& rotary, Turn direction, std::span<float> rows, int heads, std::int64_t first);
-/// The same for what rows before RoPE have besides their means, (heads, d), and in pairs that are fast alone: kForth
-/// makes them what the coded cache packs, and kBack rows before RoPE again.
+/// Turns what rows before RoPE have besides their means, in fast pairs alone; the means, (heads, d), stay as they are.
+/// kForth gives the mean and what the coded cache packs, kBack rows before RoPE again.
 void turn_fast(const Rotary& rotary, Turn direction, std::span<const double> means, std::span<float> rows, int heads,
                std::int64_t first);
 

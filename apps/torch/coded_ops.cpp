@@ -7,6 +7,8 @@
 //            head_dim)
 //   k_positions  int32 (tokens); of coded_decode (sequences), of their first packed tokens, whom the others follow
 //   k_far    whether texts are beyond the near context of LongRoPE
+//   k_was_far, k_moved  of coded_unpack: what k_far was when rows were packed (None: the same), and how many positions
+//            they stand behind where they were packed
 //   format   on the CPU: bits uint8 (num_kv_heads, head_dim / 8), steps and sigmas float32 (num_kv_heads, head_dim)
 //   layout   int64 (7) on the CPU, for coded_pack and coded_decode a list: head_dim, num_kv_heads, key operands, value
 //            operands, planes, bytes of a token, bytes of the reader's tables
@@ -225,6 +227,8 @@ void coded_unpack(const Tensor& slots, const Tensor& pages, const Numbers& numbe
   if (k) args.k = target_of(*k, "k", slots, layout.num_kv_heads, layout.head_dim);
   if (v) args.v = target_of(*v, "v", slots, layout.num_kv_heads, layout.head_dim);
   args.turned = turned_of(k_turn, k_positions, k_far, slots, slots.size(0), layout);
+  if (!k_turn && (k_was_far.value_or(false) || k_moved != 0))
+    fail("k_was_far and k_moved are of keys that turn, which need k_turn");
   if (k_moved != static_cast<int32_t>(k_moved)) fail("k_moved is ", k_moved, ", more than a position can be");
   args.turned.was_far = k_was_far.value_or(k_far) ? 1 : 0, args.turned.moved = static_cast<int32_t>(k_moved);
   if (args.num_tokens == 0) return;

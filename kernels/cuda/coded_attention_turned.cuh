@@ -47,13 +47,15 @@ class TurnedScores : public StepScales<S> {
  private:
   using StepScales<S>::lane_;
   static constexpr int kGroups = S::kDim / 16, kTiles = S::kKeyTiles, kKept = S::kHalves / 2;
-  static constexpr unsigned kTable = 512 * kKept;
+  static constexpr unsigned kTable = 512 * kKept, kSigns = 0x80008000;
 
   [[nodiscard]] __device__ __forceinline__ TurnedPlaces places() const {
     return {S::kDim, Copies::kStep, S::kKeyTiles, slots_, 0};
   }
 
-  /// exp(i m f) of this warp's step, whose middle is at twice_middle / 2: of the pairs, then of the operands' words.
+  /// exp(i m f) of this warp's step, whose middle is at twice_middle / 2: of each two pairs cos, sin, cos, -sin, of
+  /// which means take the first or the last two, and behind them 1 and 0, the phase of what stays; then of the
+  /// operands' words.
   __device__ __forceinline__ void turn_to(unsigned twice_middle) const {
     const unsigned of_pairs = phases_ + 64 * slots_, turned_by = from_ + places().turns + 8 * lane_;
 #pragma unroll
@@ -62,16 +64,16 @@ class TurnedScores : public StepScales<S> {
       const uint2 turns = load_shared_pair(turned_by + 4 * i);
       const float2 a = cos_sin(twice_middle * turns.x), b = cos_sin(twice_middle * turns.y);
       const unsigned cos = pack_f16(a.x, b.x), sin = pack_f16(a.y, b.y);
-      store_shared(of_pairs + 8 * i + 16 * lane_, make_uint4(cos, sin, cos, sin ^ 0x80008000));
+      store_shared(of_pairs + 8 * i + 16 * lane_, make_uint4(cos, sin, cos, sin ^ kSigns));
     }
     if (lane_ == 0) store_shared(of_pairs + 4 * S::kDim, make_uint4(pack_f16(1.0F, 1.0F), 0, 0, 0));
     __syncwarp();
 #pragma unroll 1
     for (int i = lane_; i < 4 * end_[kNarrowClass]; i += kWarp) {
       const uint2 from = load_shared_pair(from_ + places().gather + 8 * i);
-      const auto both = [&](unsigned places, unsigned behind) {  // of two coordinates
-        const unsigned first = load_shared_half(of_pairs + (places & 0xffff) + behind);
-        return __byte_perm(first, load_shared_half(of_pairs + (places >> 16) + behind), 0x5410);
+      const auto both = [&](unsigned at, unsigned behind) {  // of two coordinates
+        const unsigned first = load_shared_half(of_pairs + (at & 0xffff) + behind);
+        return __byte_perm(first, load_shared_half(of_pairs + (at >> 16) + behind), 0x5410);
       };
       store_shared(phases_ + 16 * i, make_uint4(both(from.x, 0), both(from.x, 4), both(from.y, 0), both(from.y, 4)));
     }

@@ -70,7 +70,7 @@ void fill_keys(const std::vector<CodedPart>& parts, int bytes, const Planes& pla
   }
 }
 
-/// Of the pairs of the keys.
+/// Fills table.turned of the pairs of keys' operands, which fill_keys() made.
 void fill_turned(CodedHeadTable& table) {
   std::vector<CodedTurnedOperand> operands;
   int pair = 0;

@@ -49,7 +49,8 @@ struct FitOptions {
   // The coded cache.
   /// Bits of one stored value, everything counted.
   double bits = 2.25;
-  /// How keys are stored: after-rope, as attention reads them; before-rope, as they were before they were turned.
+  /// How keys are stored: after-rope, as attention reads them; before-rope, as they were before they were turned, where
+  /// a model tells how, else after-rope.
   std::string keys = "before-rope";
   /// Who shares one budget: model, layer or head.
   std::string scope = "model";

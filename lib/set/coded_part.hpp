@@ -7,8 +7,8 @@
 // and of keys that are stored before RoPE, whose coordinates are of one pair of channels each, in the place of those
 // matrices
 //   layers.N.key.pair     (Hkv, d) int32: the pair (kernels/rotary.hpp) of coordinate c; each pair has two
-//   layers.N.key.write    (Hkv, d, 2) float32: y_c = (x_i - mean_i) write_c0 + (x_j - mean_j) write_c1, pair (i, j)
-//   layers.N.SIDE.levels  (Hkv, d) int32; .step, .sigma (Hkv, d) float32
+//   layers.N.key.write    (Hkv, d, 2) float32: y_c = z_i write_c0 + z_j write_c1, pair (i, j), z as CodedSide::rotary
+//   says layers.N.SIDE.levels  (Hkv, d) int32; .step, .sigma (Hkv, d) float32
 // The manifest says how pairs turn. Readers take queries times `read`, outputs o = o' read^T and rows x = y read^T +
 // mean, where read = write^-T, computed in float64 and rounded to float32.
 #pragma once
@@ -30,8 +30,9 @@ struct CodedSide {
   /// rotation is the write side and read_rotation the read side, (Hkv, d, d); keys have a mean, (Hkv, d).
   Transform transform;
   std::vector<CodedFormat> formats;  // of the KV heads
-  /// Keys are stored as they were before RoPE, y = (x R(-j) - mean) write at position j, and readers turn what they
-  /// decode, x = (y read^T + mean) R(j). Both matrices are block diagonal over pairs. Else nothing.
+  /// Keys are stored before RoPE: at position j y = z write, with z = (x - mean R(j)) S(-j), and readers have x = y
+  /// read^T S(j) + mean R(j), where S turns the pairs that are not fast (kernels/rotary.hpp). Both matrices are block
+  /// diagonal over pairs. Else nothing.
   std::optional<Rotary> rotary = {};
   double damage = 0;  // what its errors are expected to cost: of a model, nats of KL a token; only a fit knows it
 };

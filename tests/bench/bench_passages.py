@@ -3,7 +3,7 @@
 
 bench_passages.py --model FILE.gguf --set SET --texts DIR [--device cuda] [--sequences 8] [--needles 24] --out FILE.json
 
-SET is of `oscar fit --keys before-rope`, DIR what real_model_texts.py wrote. Of each sequence of text the passage is HEAD to HEAD + PASSAGE tokens, and
+SET is of `oscar fit`, without `--keys after-rope`, DIR what real_model_texts.py wrote. Of each sequence of text the passage is HEAD to HEAD + PASSAGE tokens, and
 the next ANSWER tokens are predicted: their KLD from the model that computes everything anew. Of each needle's prompt the passage is all but
 the first NEEDLE_HEAD tokens and the last QUESTION, and a needle counts if its whole answer is the most likely. Ways to get the passage's rows:
   in place            computed behind the head, packed, and read where it was

@@ -300,7 +300,8 @@ class CodedTest(OperatorTest):
                 ("k_turn and k_positions must be given together", {"k": x, "k_positions": positions}), ("k_far is of keys that turn", {"k": x, "k_far": True}),
                 ("k_turn has 3 bytes", {"k": x, "k_turn": torch.zeros(3, dtype=torch.uint8, device=DEVICE), "k_positions": positions}), *on_cuda):
             self.refused(expected, lambda: cache.pack(slots, **rows))
-        for expected, sides in (("room neither for keys nor for values", {}), ("k is [2, ", {"k": x[:2]}), ("v is Float", {"v": x.float()})):
+        for expected, sides in (("room neither for keys nor for values", {}), ("k is [2, ", {"k": x[:2]}), ("v is Float", {"v": x.float()}),
+                                ("k_was_far and k_moved are of keys", {"k": x, "k_moved": 3}), ("k_was_far and k_moved are of keys", {"k": x, "k_was_far": True})):
             self.refused(expected, lambda: cache.unpack(slots, **sides))
         k_bits, v_bits, *numbers = cache.format
         if ON_CUDA:

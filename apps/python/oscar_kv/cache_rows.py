@@ -172,12 +172,12 @@ class LayerRows:
         batch, at, is_far = len(self.history), self.history.device, self._packed.far(self.length)
         near = min(max(self._near - self.sink, 0), self.packed) if is_far else self.packed  # tokens that were written as those of a near text
         parts = []
-        for first, count, was_far in ((0, near, False), (near, self.packed - near, True)):
+        for first, count, was_far in [part for part in ((0, near, False), (near, self.packed - near, True)) if part[1]] or [(0, 0, False)]:
             rows = torch.empty(2, batch * count, *self.ring.shape[3:], dtype=torch.bfloat16, device=at)
             slots = _slots(batch, self.history.shape[1] * ROOM, first, count, at)
             self._packed.unpack(self._cache(), slots, *rows, self._positions(first, count), is_far, was_far)
             parts.append(rows.unflatten(1, (batch, count)))
-        return torch.cat(parts, 2).to(self.ring.device)
+        return (parts[0] if len(parts) == 1 else torch.cat(parts, 2)).to(self.ring.device)
 
     def read(self) -> list[Tensor]:
         """All keys and values in the order of their tokens, in native coordinates, float32 (batch, heads, tokens, d)."""

@@ -3,8 +3,8 @@
 
     stored = bf16(bf16(x - mean) bf16(rotation)),   native = stored bf16(read)^T + mean,   q' = bf16(bf16(q) bf16(read))
 
-(keys that are stored before RoPE are native until they are packed, where they are turned back, and once they are unpacked, where they
-are turned again: their matrices here are 1, and q' = q)
+(keys that are stored before RoPE are native until they are packed, where their mean is taken off and slow pairs are turned back, and native
+again once they are unpacked: their matrices here are 1, and q' = q)
 
 and stored rows packed in pages of bytes, by the operators of liboscar_torch.so: kernels on CUDA, their references on the CPU. Rows are
 (tokens, heads, d). Needs torch only. Non-goals: windows, page tables, where pages lie.

@@ -29,7 +29,7 @@ _READERS = "vllm", "transformers"
 _MODEL_COUNTS = "num_layers", "num_attention_heads", "num_key_value_heads", "head_dim"  # 0: not known
 _MOST_BYTES_OF_TEXT = 8 << 20  # kMaxDocumentBytes
 _AGAIN = "fetch or fit the set again"
-_FAST_FREQUENCY = 2**-9  # kernels/rotary.hpp has the same
+_FAST_FREQUENCY = 2**-9  # in radians a position; kernels/rotary.hpp has the same
 _MOST_FLOAT = float(np.finfo(np.float32).max)
 _log = logging.getLogger("oscar_kv")
 

@@ -6,7 +6,7 @@
  *
  * With a soft cap c, from 2^-10 to 2^14, scores s = scale * q[b, h] k become c tanh(s / c) before their softmax, off by 2^-21 c at most.
  * Queries, keys and values are in the coordinates of the coded set: keys (k - mean) W_k, queries q R_k, values v W_v; the
- * caller multiplies outputs by R_v. Keys that are stored before RoPE (oscar_coded_turn) are turned as they are read: queries and keys of
+ * caller multiplies outputs by R_v. Keys that are stored before RoPE (oscar_coded_turn) are read as that says: queries and keys of
  * the window then are the model's own. Windows hold all channels in bfloat16. A result depends to the bit on its own sequence and on
  * split_batch, whatever else is in the batch.
  *
@@ -91,15 +91,15 @@ int oscar_coded_layout_of(const oscar_coded_format* format, oscar_coded_layout* 
 /* Keys before RoPE. R(j) turns pair p of channels, (x, y), by j frequency[p]: to (x cos - y sin, x sin + y cos). A key k at position j
  * less its mean turned, k - mean R(j), is packed as the row y = bfloat16(x W): in pairs that are fast x is that, and in the others that
  * turned back by R(-j). So it is read as x R(j) + mean R(j), with x = y W^-1, or x alone in fast pairs. A pair is fast if it turns by more
- * than 2^-9 a position in texts of either length. What a key has besides its mean lies anyhow in a fast pair, and few positions
- * smear it; so it is not turned, and readers that take many tokens at once save that.
+ * than 2^-9 radian a position in texts of either length. There a few positions turn what a key has besides its mean in every direction,
+ * so turning it back would gain little; it stays as it stands, and readers of many tokens need not turn it.
  * W mixes only the two channels of a pair, so each pair has two coordinates of a row. Where rows are packed and unpacked sums are float32;
  * so are the products j frequency[p], whose cosines and sines are exact to 1e-6; keys that are unpacked are rounded to bfloat16.
  * oscar_coded_decode() rounds no key, and frequencies to 2^-31 of a turn. Host memory. */
 typedef struct {
   int32_t head_dim, num_kv_heads;
   const int32_t* pairs;       /* (head_dim / 2, 2): every channel once, also those that do not turn */
-  const float* frequency;     /* (head_dim / 2) */
+  const float* frequency;     /* (head_dim / 2), radians a position */
   const float* far_frequency; /* LongRoPE's, of texts beyond its near context; null: the same */
   const float *basis, *inverse; /* W and W^-1: (num_kv_heads, head_dim, head_dim) for row vectors */
   const float* mean;          /* (num_kv_heads, head_dim); null: 0 */
@@ -114,8 +114,8 @@ typedef struct {
   const void* table;        /* 16-byte aligned: what oscar_coded_turn_table_of() wrote */
   const int32_t* positions; /* (num_tokens); oscar_coded_decode(): (batch), of each history's first token */
   int32_t is_far;           /* 1: all texts of the call turn with far_frequency */
-  int32_t was_far, moved;   /* how rows were packed that oscar_coded_unpack() reads: is_far was that, and positions so many less; elsewhere
-                               is_far and 0 */
+  int32_t was_far, moved;   /* oscar_coded_unpack(): is_far when these rows were packed, and how many positions later than then they
+                               are read. Other calls refuse anything but was_far = is_far and moved = 0 */
 } oscar_coded_turned;
 
 /* The query tokens of a sequence, several where speculative decoding verifies drafts, are its newest tokens: the last

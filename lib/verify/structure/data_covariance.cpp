@@ -40,7 +40,7 @@ std::pair<MatrixStack, std::vector<double>> moments_of(const std::vector<std::ve
 }
 
 /// What keys before RoPE have besides their mean turns in fast pairs, so that both of their channels vary alike.
-void turn_fast(const Rotary& rotary, std::span<const double> means, MatrixStack& squares) {
+void even_fast_pairs(const Rotary& rotary, std::span<const double> means, MatrixStack& squares) {
   const auto dim = static_cast<std::size_t>(squares.dim);
   for (int head = 0; head < squares.count; ++head) {
     const std::span<double> own = squares[head];
@@ -117,7 +117,7 @@ CodedMoments coded_moments_of(int layer_id, LayerStream& layer, const CodedPart&
   CodedMoments found{.layer_id = layer_id};
   found.key = sums.sums.at(Moment::kKtk).mean(), found.value = values.mean();
   found.key_mean = sums.keys->mean();
-  if (before_rope) turn_fast(*own->key.rotary, found.key_mean, found.key);
+  if (before_rope) even_fast_pairs(*own->key.rotary, found.key_mean, found.key);
   found.tokens = static_cast<std::int64_t>(values.total.front());
   if (!comparable) return found;
   const FisherSums& fisher = *sums.fisher;
@@ -146,7 +146,7 @@ std::vector<CodedMoments> coded_moments_of(const Statistics& statistics, const C
     if (!keys.empty() && !layer.value_rows.empty()) {
       CodedMoments& moments = found.emplace_back(CodedMoments{.layer_id = layer.layer_id});
       std::tie(moments.key, moments.key_mean) = moments_of(keys, layer.key_dim);
-      if (before_rope) turn_fast(*own->key.rotary, moments.key_mean, moments.key);
+      if (before_rope) even_fast_pairs(*own->key.rotary, moments.key_mean, moments.key);
       moments.value = moments_of(layer.value_rows, layer.value_dim).first;
       moments.tokens = std::ssize(keys.front()) / layer.key_dim;
       continue;
