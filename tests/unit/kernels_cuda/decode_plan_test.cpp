@@ -79,12 +79,12 @@ TEST_CASE("steps become shorter where long ones would halve the warps of a block
 }
 
 TEST_CASE("a block of warps whose copies take less than their team's results still fits") {
-  constexpr int kBytes = 159744, kPlanes = 11;  // that an A100 has for a block's copies and queries
+  constexpr int kBytes = 94208, kPlanes = 11;  // what compute capability 8.9 has for a block's copies and queries
   const CodedTiling tiling = CodedTiling::of(256, 8, 20);
   const auto queries = static_cast<int>(TurnedPlaces(256, tiling.step(), tiling.key_tiles, 22, 8).end);
   const int warps = tiling.warps(kBytes - queries, kPlanes, 8);
   CHECK(tiling.warp_bytes(kPlanes) == 4 * 4 * (16 * 32 + 8));
-  CHECK(warps == 7);
+  CHECK(warps == 2);
   CHECK(queries + warps * tiling.warp_bytes(kPlanes) <= kBytes);
 }
 
