@@ -6,10 +6,10 @@
 // adds to the score of a query (q_0, q_1)
 //   y_c (A_c cos(d f) + B_c sin(d f)),   A_c + i B_c = exp(-i m f) z_c,   z_c = (W^-1_c0 - i W^-1_c1) (q_0 + i q_1),
 // or y_c A_c with f = 0 in a fast pair, and the mean what a coordinate 1 would add whose row of W^-1 is the mean. Pairs
-// that are not fast turn by at most 1/16 in half a step, so that y_c (A_c + d f B_c) is off by 1/512 of a coordinate at
-// most. Cosines and sines of means are the same in all steps: a block computes them once. Once a step a warp turns the
-// block's z by m f. So no row of a key is ever made, and no code is multiplied but by a tensor core. Products are of
-// float16, with float32 sums.
+// that are not fast turn by at most 1/16 radian in half a step, so that y_c (A_c + d f B_c) is off by 1/512 of a
+// coordinate at most. Cosines and sines of means are the same in all steps: a block computes them once. Once a step a
+// warp turns the block's z by m f. So no row of a key is ever made, and no code is multiplied but by a tensor core.
+// Products are of float16, with float32 sums.
 #pragma once
 
 #include <cuda_fp16.h>

@@ -88,9 +88,6 @@ void fill_turned(CodedHeadTable& table) {
                             0});
       }
     }
-    if (shift == 0) continue;
-    const auto first = operands.begin() + (run == 1 ? 0 : table.pairs.turned_end[0]);
-    std::ranges::stable_sort(first, operands.end(), {}, &CodedTurnedOperand::plane);
     table.pairs.turned_end[run / 2] = static_cast<int>(operands.size());
   }
   std::ranges::copy(operands, table.turned);

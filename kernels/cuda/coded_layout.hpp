@@ -59,7 +59,7 @@ struct alignas(16) CodedPairs {
   CodedValueKind value[kMostValueOperands / 2];
 };
 
-/// An operand of keys before RoPE, in the order in which a warp takes them, by class and plane: its largest codes as a
+/// An operand of keys before RoPE, in the order in which a warp takes them, by class: its largest codes as a
 /// tensor core takes those of a lane, which are the bits of its low and of its high part; where its plane is, as above;
 /// its words in key_word; and what a unit of these is worth in factors, which are those of shifted bytes.
 struct alignas(16) CodedTurnedOperand {

@@ -7,8 +7,8 @@
 // and of keys that are stored before RoPE, whose coordinates are of one pair of channels each, in the place of those
 // matrices
 //   layers.N.key.pair     (Hkv, d) int32: the pair (kernels/rotary.hpp) of coordinate c; each pair has two
-//   layers.N.key.write    (Hkv, d, 2) float32: y_c = z_i write_c0 + z_j write_c1, pair (i, j), z as CodedSide::rotary
-//   says layers.N.SIDE.levels  (Hkv, d) int32; .step, .sigma (Hkv, d) float32
+//   layers.N.key.write    (Hkv, d, 2) float32: y_c = z_i write_c0 + z_j write_c1 of pair (i, j): see CodedSide::rotary
+//   layers.N.SIDE.levels  (Hkv, d) int32; .step, .sigma (Hkv, d) float32
 // The manifest says how pairs turn. Readers take queries times `read`, outputs o = o' read^T and rows x = y read^T +
 // mean, where read = write^-T, computed in float64 and rounded to float32.
 #pragma once

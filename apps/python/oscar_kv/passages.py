@@ -38,7 +38,8 @@ class Passage:
         end = length if end is None else end
         if not 0 <= begin < end <= length:
             raise ValueError(f"tokens {begin} to {end} of a cache of {length}: name some that it has")
-        self.length, self._begin, self._text, positions = end - begin, begin, length, torch.arange(begin, end)
+        self.length, positions = end - begin, torch.arange(begin, end)
+        self._begin, self._text = begin, length  # where it was packed: its first position, and how long the text was
         self._slots, self.pages, self._like = list[PackedSlots](), list[Tensor](), list[Tensor]()
         for i, layer in enumerate(cache.layers):
             if type(layer) is not DynamicLayer or len(layer.keys) != 1:
