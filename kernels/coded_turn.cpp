@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "kernels/coded_turn.hpp"
 
+#include <algorithm>
 #include <cstddef>
 #include <stdexcept>
 
@@ -65,6 +66,8 @@ std::vector<CodedTurnPair> coded_turn_pairs(const oscar_coded_turn& turn) {
       pair.is_fast = is_fast(pair.frequency[0], pair.frequency[1]) ? 1 : 0;
       pairs.push_back(pair);
     }
+    std::stable_partition(pairs.end() - dim / 2, pairs.end(),
+                          [](const CodedTurnPair& pair) { return pair.is_fast != 0; });
   }
   return pairs;
 }

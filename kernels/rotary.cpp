@@ -28,7 +28,10 @@ Rotary plain_rotary(double theta, int dim) {
 Json to_json(const Rotary& rotary) {
   Json pairs = Json::array();
   for (std::size_t i = 0; i < rotary.pairs.size(); i += 2) pairs.push_back({rotary.pairs[i], rotary.pairs[i + 1]});
-  Json json{{"pairs", std::move(pairs)}, {"frequency", rotary.frequency}, {"fast_frequency", kFastFrequency}};
+  Json json{{"pairs", std::move(pairs)},
+            {"frequency", rotary.frequency},
+            {"fast_frequency", kFastFrequency},
+            {"turn_block", kTurnBlock}};
   if (rotary.near_context > 0) {
     json["far_frequency"] = rotary.far_frequency, json["near_context"] = rotary.near_context;
   }
@@ -51,8 +54,8 @@ Rotary rotary_from_json(const Json& json, const std::string& where) {
   for (const auto* frequencies : {&rotary.frequency, &rotary.far_frequency}) {
     fits = fits && std::ranges::all_of(*frequencies, [](float f) { return std::isfinite(f); });
   }
-  if (fits && json.value("fast_frequency", 0.0F) != kFastFrequency) {
-    throw DataError("the file is of a version that coded other pairs of channels as they stand", where,
+  if (fits && (json.value("fast_frequency", 0.0F) != kFastFrequency || json.value("turn_block", 0) != kTurnBlock)) {
+    throw DataError("the file is of a version that stored other parts of keys before RoPE", where,
                     "make the file again with this version");
   }
   if (fits) return rotary;
@@ -62,45 +65,63 @@ Rotary rotary_from_json(const Json& json, const std::string& where) {
 
 namespace {
 
-/// means: (heads, d) of what is not turned with the rows, or nothing.
-void turn_pairs(const Rotary& rotary, Turn direction, bool only_fast, std::span<const double> means,
-                std::span<float> rows, int heads, std::int64_t first) {
+/// change(x, y, pair, at, cosine, sine) for the channels (x, y) of all pairs of rows, whose heads begin at channel
+/// `at`: by the angle that the model turns `stands_at(pair, position)` by.
+template <class StandsAt, class Change>
+void for_pairs(const Rotary& rotary, std::span<float> rows, int heads, std::int64_t first, const StandsAt& stands_at,
+               const Change& change) {
   const auto dim = static_cast<std::size_t>(rotary.dim()), width = dim * static_cast<std::size_t>(heads);
   const std::size_t tokens = width == 0 ? 0 : rows.size() / width;
   OSCAR_CHECK(tokens * width == rows.size() && rotary.frequency.size() * 2 == dim);
   const std::span<const float> frequencies = rotary.frequencies(first + static_cast<std::int64_t>(tokens));
   parallel_for(tokens, [&](std::size_t t) {
-    const auto position = static_cast<float>(first + static_cast<std::int64_t>(t));
     for (std::size_t p = 0; p < frequencies.size(); ++p) {
-      if (only_fast && !rotary.is_fast(p)) continue;
+      const auto position = static_cast<float>(stands_at(p, first + static_cast<std::int64_t>(t)));
       const double angle = position * frequencies[p];
-      const auto cosine = static_cast<float>(std::cos(angle));
-      const auto sine = static_cast<float>(direction == Turn::kForth ? std::sin(angle) : -std::sin(angle));
+      const auto cosine = static_cast<float>(std::cos(angle)), sine = static_cast<float>(std::sin(angle));
       const auto i = static_cast<std::size_t>(rotary.pairs[2 * p]),
                  j = static_cast<std::size_t>(rotary.pairs[2 * p + 1]);
       for (std::size_t at = 0; at < width; at += dim) {
-        const auto mean = [&](std::size_t channel) {
-          return means.empty() ? 0.0F : static_cast<float>(means[at + channel]);
-        };
-        float &x = rows[t * width + at + i], &y = rows[t * width + at + j];
-        const float from_x = x - mean(i), from_y = y - mean(j);
-        x = from_x * cosine - from_y * sine + mean(i);
-        y = from_x * sine + from_y * cosine + mean(j);
+        change(rows[t * width + at + i], rows[t * width + at + j], p, at, cosine, sine);
       }
     }
   });
 }
 
+void turn_pair(float& x, float& y, float cosine, float sine) {
+  const float from = x;
+  x = from * cosine - y * sine;
+  y = from * sine + y * cosine;
+}
+
 }  // namespace
 
 void turn(const Rotary& rotary, Turn direction, std::span<float> rows, int heads, std::int64_t first) {
-  turn_pairs(rotary, direction, false, {}, rows, heads, first);
+  for_pairs(
+      rotary, rows, heads, first, [](std::size_t, std::int64_t position) { return position; },
+      [&](float& x, float& y, std::size_t, std::size_t, float cosine, float sine) {
+        turn_pair(x, y, cosine, direction == Turn::kForth ? sine : -sine);
+      });
 }
 
-void turn_fast(const Rotary& rotary, Turn direction, std::span<const double> means, std::span<float> rows, int heads,
-               std::int64_t first) {
+void turn_stored(const Rotary& rotary, Turn direction, std::span<const double> means, std::span<float> rows, int heads,
+                 std::int64_t first) {
   OSCAR_CHECK(std::ssize(means) == std::int64_t{heads} * rotary.dim());
-  turn_pairs(rotary, direction, true, means, rows, heads, first);
+  const float sign = direction == Turn::kForth ? 1 : -1;  // of the mean
+  for_pairs(
+      rotary, rows, heads, first,
+      [&](std::size_t p, std::int64_t position) { return rotary.is_fast(p) ? position : turn_anchor(position); },
+      [&](float& x, float& y, std::size_t p, std::size_t at, float cosine, float sine) {
+        auto mean_x = static_cast<float>(means[at + static_cast<std::size_t>(rotary.pairs[2 * p])]);
+        auto mean_y = static_cast<float>(means[at + static_cast<std::size_t>(rotary.pairs[2 * p + 1])]);
+        if (rotary.is_fast(p)) {
+          turn_pair(mean_x, mean_y, cosine, sine);
+        } else if (direction == Turn::kBack) {
+          turn_pair(x, y, cosine, -sine);
+        }
+        x += sign * mean_x, y += sign * mean_y;
+        if (direction == Turn::kForth && !rotary.is_fast(p)) turn_pair(x, y, cosine, sine);
+      });
 }
 
 }  // namespace oscar

@@ -12,15 +12,24 @@
 #include <vector>
 
 #include "base/json.hpp"
+#include "kernels/host_device.hpp"
 
 namespace oscar {
 
-/// Whether the coded cache leaves a pair of these frequencies as it stands: what a key has there besides its mean is
-/// not turned back by its position, since few positions smear it anyhow, and so a decode kernel need not turn it
-/// either. A pair that is not fast turns by at most 1/16 radian from the middle of 64 tokens to their ends.
+// How the coded cache stores keys before RoPE. Of a pair of channels that is fast it keeps what a key has there besides
+// its mean, which turns, as it stands: few positions smear that anyhow. Other pairs it turns back, mean and all, by the
+// middle of the kTurnBlock positions that the key is among. From there they turn by at most 1/4 radian, so that a
+// decode kernel turns queries once for all keys of a block, and no key.
+
 inline constexpr float kFastFrequency = 0x1p-9F;  // in radians a position
 [[nodiscard]] inline bool is_fast(float frequency, float far_frequency) {
   return std::max(std::abs(frequency), std::abs(far_frequency)) > kFastFrequency;
+}
+inline constexpr int kTurnBlock = 256;
+/// The middle of the block of a position, which is not negative.
+template <class Position>
+[[nodiscard]] OSCAR_HOST_DEVICE constexpr Position turn_anchor(Position position) {
+  return position / kTurnBlock * kTurnBlock + kTurnBlock / 2;
 }
 
 struct Rotary {
@@ -47,20 +56,20 @@ struct Rotary {
 /// Returns plain RoPE over whole heads, whose pair i turns by theta^(-2 i / dim).
 [[nodiscard]] Rotary plain_rotary(double theta, int dim);
 
-/// {"pairs": [[i, j], …], "frequency": […], "fast_frequency": kFastFrequency}, and of LongRoPE "far_frequency" and
-/// "near_context".
+/// {"pairs": [[i, j], …], "frequency": […], "fast_frequency": kFastFrequency, "turn_block": kTurnBlock}, and of
+/// LongRoPE "far_frequency" and "near_context".
 [[nodiscard]] Json to_json(const Rotary& rotary);
-/// Throws DataError unless pairs have every channel of a head once, every pair a finite frequency, and the same pairs
-/// are fast as here.
+/// Throws DataError unless pairs have every channel of a head once, every pair a finite frequency, and keys
+/// are stored as here.
 [[nodiscard]] Rotary rotary_from_json(const Json& json, const std::string& where);
 
 enum class Turn { kForth, kBack };
 /// Turns rows (tokens, heads, d), the first of which stands at position `first`, in place: as the model does, or back.
 /// Angles are rounded to float32 once, as models compute them.
 void turn(const Rotary& rotary, Turn direction, std::span<float> rows, int heads, std::int64_t first);
-/// Turns what rows before RoPE have besides their means, in fast pairs alone; the means, (heads, d), stay as they are.
-/// kForth gives the mean and what the coded cache packs, kBack rows before RoPE again.
-void turn_fast(const Rotary& rotary, Turn direction, std::span<const double> means, std::span<float> rows, int heads,
-               std::int64_t first);
+/// kBack: keys, rows as above, become what the coded cache stores of them but for its basis; kForth: and keys again.
+/// means: (heads, d), of keys before RoPE.
+void turn_stored(const Rotary& rotary, Turn direction, std::span<const double> means, std::span<float> rows, int heads,
+                 std::int64_t first);
 
 }  // namespace oscar

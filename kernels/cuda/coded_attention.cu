@@ -74,14 +74,17 @@ void choose_rule(std::int64_t batch, const oscar_coded_layout& layout, bool turn
   const int blocks = warps_at_once / rule.warps;
   p.most_shared_bytes = memory.block - kOther;
   const int share = rule.warps == 8 ? memory.multiprocessor / blocks - 4 * 1024 : p.most_shared_bytes;
-  const auto of_queries = [&] {
-    const TurnedPlaces places(layout.head_dim, tiling.step(), tiling.key_tiles, layout.key_operands, rule.warps);
-    return turns ? static_cast<int>(places.end) : 128 * layout.key_operands * tiling.key_tiles;
+  const auto places = [&](int warps) {
+    return TurnedPlaces(layout.head_dim, tiling.step(), tiling.key_tiles, layout.key_operands, warps);
   };
-  const int copies = std::min(share, p.most_shared_bytes) - of_queries();
-  tiling = tiling.fitted(copies, layout.planes, rule.warps);
-  rule.warps = tiling.warps(copies, layout.planes, rule.warps);
-  p.fits = of_queries() + rule.warps * tiling.warp_bytes(layout.planes) <= p.most_shared_bytes;
+  const auto of_queries = [&](int warps) {
+    return turns ? static_cast<int>(places(warps).end) : 128 * layout.key_operands * tiling.key_tiles;
+  };
+  const int beside = turns ? static_cast<int>(places(0).of_warp) : 0;
+  const int copies = std::min(share, p.most_shared_bytes) - (turns ? static_cast<int>(places(0).own) : of_queries(0));
+  tiling = tiling.fitted(copies, layout.planes, rule.warps, beside);
+  rule.warps = tiling.warps(copies, layout.planes, rule.warps, beside);
+  p.fits = of_queries(rule.warps) + rule.warps * tiling.warp_bytes(layout.planes) <= p.most_shared_bytes;
 }
 
 PagedRows narrow(const oscar_paged_rows& rows) {

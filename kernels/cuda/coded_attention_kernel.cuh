@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kWarp* kMostDecodeWarps, S::kBlocks)
     merge_window<S>(state, shared, p.warp_bytes, p.rule.warps, all, split);
   } else {
     const int first = plan.history_first(split), end = min(first + plan.history_tokens, length);
-    if (!copies.has(first, end, warp)) copies.look_up(first, end, warp);
+    if (!copies.has(first, end)) copies.look_up(first, end, warp);
     const int team = warp / S::kTeam, rank = warp % S::kTeam;
     CodedTeam<S> work(p, copies, shared + team * S::kTeam * p.warp_bytes, rank, 1 + team,
                       S::kTurns ? p.args.turned.positions[sequence] : 0, sums.of_team[team]);

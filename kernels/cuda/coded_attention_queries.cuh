@@ -251,9 +251,10 @@ __device__ __forceinline__ void multiply_keys(unsigned operands, unsigned querie
   for (int i = from; i < to; ++i) {
     const uint4 pair = next;
     next = load_shared(operands + static_cast<unsigned>((i + 1) * sizeof(CodedKeyPair)));
-    unsigned x[kHalves / 2][2][4];
+    constexpr int kGroups = (kHalves + 1) / 2;
+    unsigned x[kGroups][2][4];
 #pragma unroll
-    for (int group = 0; group < kHalves / 2; ++group) {
+    for (int group = 0; group < kGroups; ++group) {
       load(group, pair.z, x[group][0]);
       load(group, pair.w, x[group][1]);
       if constexpr (kUpper) {

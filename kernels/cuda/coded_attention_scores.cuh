@@ -116,20 +116,24 @@ class CodedCopies {
                    16 * lane_slot_)),
         scales_(kept(place<4>(full_planes_, half_planes_))) {}
 
-  /// Takes tokens [first, end), of which this warp has every rule.warps-th step from step `warp` on, and begins to
-  /// load which pages hold the first of them.
+  /// Takes this warp's steps of tokens [first, end), which teams share: each has consecutive ones, of which its warps
+  /// take one after the other in turn. Begins to load which pages hold the first.
   __device__ __forceinline__ void look_up(int first, int end, int warp) {
-    first_ = ahead_ = first + warp * kStep, end_ = end;
+    split_first_ = first, split_end_ = end;
+    const int teams = p_.rule.warps / S::kTeam;
+    const int tokens = ((end - first - 1) / (stride() * teams) + 1) * stride();  // of a team
+    first += warp / S::kTeam * tokens;
+    end_ = min(first + tokens, end), first_ = ahead_ = first + warp % S::kTeam * kStep;
     if (kFollowsPages && p_.history_shift == 6) next_ = table_ + ahead_ / 64;
     find_pages();
   }
-  /// True if it has these tokens.
-  __device__ bool has(int first, int end, int warp) const { return first_ == first + warp * kStep && end_ == end; }
+  /// True if it has steps of these tokens.
+  __device__ bool has(int first, int end) const { return split_first_ == first && split_end_ == end; }
 
-  /// Tokens from the first step of this warp to the end; from one step to the next.
+  /// Tokens from the first step of this warp to the end of its team's; from one step to the next.
   __device__ int tokens() const { return end_ - first_; }
   __device__ int end() const { return end_; }
-  __device__ int stride() const { return p_.rule.warps * kStep; }
+  __device__ static constexpr int stride() { return S::kTeam * kStep; }
   /// Where a stage has the scales of its step.
   __device__ unsigned scales() const { return kPlaneBytes * (full_planes_ + half_planes_); }
 
@@ -261,11 +265,12 @@ class CodedCopies {
 
   const CodedParams& p_;
   int lane_, full_planes_, half_planes_, key_full_planes_, key_half_planes_;
-  int lane_slot_;                 // what the lane adds to a token's place in its page
-  const std::int32_t* table_;     // of pages, of the sequence
-  const unsigned char* rows_;     // those of this KV head in page 0, for this lane
-  int scales_;                    // from there to those of the scales
-  int first_ = 0, end_ = 0;       // the first token of the first step, the end of the split
+  int lane_slot_;              // what the lane adds to a token's place in its page
+  const std::int32_t* table_;  // of pages, of the sequence
+  const unsigned char* rows_;  // those of this KV head in page 0, for this lane
+  int scales_;                 // from there to those of the scales
+  int split_first_ = 0, split_end_ = 0;
+  int first_ = 0, end_ = 0;       // the first token of the first step, the end of the team's tokens
   int ahead_ = 0;                 // the first token of the step that is copied next
   int pages_[kPlaneFactor] = {};  // of that step
   const std::int32_t* next_ =
@@ -301,15 +306,18 @@ class StepScales {
     return {__uint_as_float(x.x), __uint_as_float(x.y)};
   }
 
+  /// The token of the step that row g + 8 * row of tile `half` is.
+  __device__ int token(int half, int row) const {
+    return is_mirrored(half) ? Copies::kStep - 1 - 16 * (S::kHalves - 1 - half) - lane_ / 4 - 8 * row
+                             : 16 * half + lane_ / 4 + 8 * row;
+  }
   /// Leaves only the first `valid` tokens of the step their scores.
   __device__ __forceinline__ void drop_behind(int valid, float (&scores)[S::kKeyTiles][S::kHalves][2]) const {
     if (valid >= Copies::kStep) return;
 #pragma unroll
     for (int n = 0; n < 2 * S::kHalves * S::kKeyTiles; ++n) {
       const int i = n / (2 * S::kHalves), half = n / 2 % S::kHalves, row = n % 2;
-      const int token = is_mirrored(half) ? Copies::kStep - 1 - 16 * (S::kHalves - 1 - half) - lane_ / 4 - 8 * row
-                                          : 16 * half + lane_ / 4 + 8 * row;
-      if (token >= valid) scores[i][half][row] = -INFINITY;
+      if (token(half, row) >= valid) scores[i][half][row] = -INFINITY;
     }
   }
 
@@ -337,7 +345,7 @@ class StepScales {
         shift[c] -= value_units_[c];
       }
     }
-    const unsigned to = scales_ + 16 * (lane_ - lane_ / 4);
+    const unsigned to = own_place();
 #pragma unroll
     for (int i = 0; i < Copies::kPlaneFactor; ++i) {
       const auto scale = [&](int byte) {
@@ -349,9 +357,23 @@ class StepScales {
     __syncwarp();
   }
 
+  /// Leaves only the tokens [from, end) of the step the scales of their keys.
+  __device__ void drop_key_scales(int from, int end) const {
+#pragma unroll
+    for (int i = 0; i < Copies::kPlaneFactor; ++i) {
+      const int token = 32 * i + lane_;
+      if (token >= from && token < end) continue;
+      store_shared_word(own_place() + 512 * i, 0), store_shared_word(own_place() + 512 * i + 4, 0);
+    }
+    __syncwarp();
+  }
+
   int lane_;
 
  private:
+  /// Where token lane has its scales; those of token 32 + lane lie 512 bytes behind.
+  [[nodiscard]] __device__ unsigned own_place() const { return scales_ + 16 * (lane_ - lane_ / 4); }
+
   static constexpr float kWeightBits = 15.5F;  // not 16: differences of scores of a million are off by 1/16
   unsigned scales_;
   float value_units_[2];
@@ -364,32 +386,51 @@ template <class S>
 class CodedScores : public StepScales<S> {
  public:
   using Copies = CodedCopies<S>;
-  using StepScales<S>::StepScales, StepScales<S>::scales;
+  using StepScales<S>::StepScales, StepScales<S>::scales, StepScales<S>::is_mirrored;
 
   /// Takes what keys are multiplied with, and by which operands; both are in shared memory.
   __device__ __forceinline__ void take(const CodedOperands<S>& operands, const CodedQueries<S>& queries) {
-    keys_ = static_cast<unsigned>(__cvta_generic_to_shared(operands.key));
-    queries_ = kept(queries.pairs(lane_));
+    take(operands);
+    set_queries(queries.pairs(lane_));
 #pragma unroll
-    for (const int c : {kWideClass, kNarrowClass}) {
-      end_[c][0] = uniform(operands.pairs.key_end[c][0]), end_[c][1] = uniform(operands.pairs.key_end[c][1]);
-    }
-    find_middles(queries);
+    for (int i = 0; i < S::kKeyTiles; ++i) set_unit(i, queries.unit(4 * i + lane_ % 4));
   }
 
   /// What a unit of a score of the lane's head of key tile i is worth.
   __device__ __forceinline__ float unit(int i) const { return unit_[i]; }
 
   /// Scores over unit() of the warp's tokens, whose copies are at `stage`, with their bytes of scales `scale_bytes`
-  /// behind it, of which the first `valid` are there. The last argument is the first token, where keys turn.
+  /// behind it, of which the first `valid` are there. The other arguments are of keys that turn.
+  template <class Sync>
   __device__ __forceinline__ void find(unsigned stage, unsigned scale_bytes, int valid, int,
-                                       float (&scores)[S::kKeyTiles][S::kHalves][2]) {
-    const unsigned rows = kept(stage + 16 * lane_);  // the lane's row in plane 0
+                                       float (&scores)[S::kKeyTiles][S::kHalves][2], const Sync&) {
     this->share_scales(stage + scale_bytes, valid);
 #pragma unroll
     for (int n = 0; n < 2 * S::kHalves * S::kKeyTiles; ++n) {
       scores[n / (2 * S::kHalves)][n / 2 % S::kHalves][n % 2] = 0;
     }
+    add_all(stage, scores);
+  }
+
+ protected:
+  using StepScales<S>::lane_;
+
+  __device__ __forceinline__ void take(const CodedOperands<S>& operands) {
+    keys_ = static_cast<unsigned>(__cvta_generic_to_shared(operands.key));
+#pragma unroll
+    for (const int c : {kWideClass, kNarrowClass}) {
+      end_[c][0] = uniform(operands.pairs.key_end[c][0]), end_[c][1] = uniform(operands.pairs.key_end[c][1]);
+    }
+  }
+  /// Pairs of operands.
+  [[nodiscard]] __device__ __forceinline__ int operand_pairs() const { return end_[kNarrowClass][1]; }
+  __device__ __forceinline__ void set_unit(int i, float unit) { unit_[i] = unit; }
+
+  /// Adds the products with the keys whose copies are at `stage`.
+  __device__ __forceinline__ void add_all(unsigned stage, float (&scores)[S::kKeyTiles][S::kHalves][2]) const {
+    // The lane's row in plane 0 of 32 tokens, and of the next 32.
+    unsigned rows[Copies::kPlaneFactor] = {stage + 16 * (is_mirrored(1) && lane_ >= 16 ? 47 - lane_ : lane_)};
+    if (S::kHalves > 2) rows[Copies::kPlaneFactor - 1] = stage + 512 + 16 * (is_mirrored(2) ? lane_ ^ 15 : lane_);
 #pragma unroll
     for (int from = 0; from < S::kHalves; from += kAtOnce) {
       add_products(kWideClass, rows, from, scores);
@@ -397,16 +438,29 @@ class CodedScores : public StepScales<S> {
     }
   }
 
+  /// words: the address of the lane's first ones. Finds products with the middle of all codes, which are to be
+  /// subtracted from others.
+  __device__ __forceinline__ void set_queries(unsigned words) {
+    queries_ = kept(words);
+    const auto ones = [](int, unsigned, unsigned(&x)[4]) { x[0] = x[1] = x[2] = x[3] = 0xffffffffU; };
+#pragma unroll
+    for (const int c : {kWideClass, kNarrowClass}) {
+      int sums[S::kKeyTiles][1][4] = {};
+      multiply(c, ones, sums);
+#pragma unroll
+      for (int i = 0; i < S::kKeyTiles; ++i) middle_[c][i] = 128 * sums[i][0][0] + sums[i][0][1] / 2;
+    }
+  }
+
  private:
-  using StepScales<S>::lane_;
   static constexpr int kAtOnce = S::kKeyTiles <= 2 ? S::kHalves : 2;  // halves whose products fit registers
 
   /// Adds the products of a class with kAtOnce halves, from half `from` on, to their scores.
-  __device__ __forceinline__ void add_products(int of_class, unsigned rows, int from,
+  __device__ __forceinline__ void add_products(int of_class, const unsigned (&rows)[Copies::kPlaneFactor], int from,
                                                float (&scores)[S::kKeyTiles][S::kHalves][2]) const {
     if (begin_of(of_class) == end_[of_class][1]) return;
     const auto load = [&](int group, unsigned offset, unsigned(&x)[4]) {
-      load_matrices<false>(rows + Copies::kPlaneFactor * offset + 512 * (from / 2 + group), x);
+      load_matrices<false>(rows[from / 2 + group] + Copies::kPlaneFactor * offset, x);
     };
     int sums[S::kKeyTiles][kAtOnce][4] = {};
     multiply(of_class, load, sums);
@@ -432,26 +486,11 @@ class CodedScores : public StepScales<S> {
   }
 
   /// multiply_keys() of all operands of a class.
-  template <class Load>
-  __device__ __forceinline__ void multiply(int of_class, const Load& load,
-                                           int (&sums)[S::kKeyTiles][kAtOnce][4]) const {
+  template <class Load, int kCount>
+  __device__ __forceinline__ void multiply(int of_class, const Load& load, int (&sums)[S::kKeyTiles][kCount][4]) const {
     const int* const end = end_[of_class];
     multiply_keys<false, S>(keys_, queries_, begin_of(of_class), end[0], load, sums);
     multiply_keys<true, S>(keys_, queries_, end[0], end[1], load, sums);
-  }
-
-  /// Products with the middle of all codes, which are to be subtracted from others.
-  __device__ __forceinline__ void find_middles(const CodedQueries<S>& queries) {
-    const auto ones = [](int, unsigned, unsigned(&x)[4]) { x[0] = x[1] = x[2] = x[3] = 0xffffffffU; };
-#pragma unroll
-    for (const int c : {kWideClass, kNarrowClass}) {
-      int sums[S::kKeyTiles][kAtOnce][4] = {};
-      multiply(c, ones, sums);
-#pragma unroll
-      for (int i = 0; i < S::kKeyTiles; ++i) middle_[c][i] = 128 * sums[i][0][0] + sums[i][0][1] / 2;
-    }
-#pragma unroll
-    for (int i = 0; i < S::kKeyTiles; ++i) unit_[i] = queries.unit(4 * i + lane_ % 4);
   }
 
   unsigned keys_, queries_;      // where they lie in shared memory

@@ -108,7 +108,8 @@ class CodedTeam {
       __syncwarp();  // every lane's copies of the keys are there
       float scores[S::kKeyTiles][S::kHalves][2];
       const int own_left = left - rank_ * kStep;
-      scores_.find(own() + stage, copies_.scales(), own_left, first_position_ + copies_.end() - own_left, scores);
+      scores_.find(own() + stage, copies_.scales(), own_left, first_position_ + copies_.end() - own_left, scores,
+                   [&] { sync(); });
       if (soft_cap_ > 0) [[unlikely]]
         cap(scores);
       scores_.drop_behind(own_left, scores);

@@ -11,76 +11,57 @@ namespace oscar::cuda {
 
 /// As CodedScores, of keys that turn.
 template <class S>
-class TurnedScores : public StepScales<S> {
+class TurnedScores : public CodedScores<S> {
  public:
   using Copies = CodedCopies<S>;
-  using StepScales<S>::StepScales, StepScales<S>::scales, StepScales<S>::is_mirrored;
+  using CodedScores<S>::CodedScores, CodedScores<S>::is_mirrored, CodedScores<S>::token;
+  using Block = TurnedQueries<S>;
 
   /// warp: of the block.
-  __device__ __forceinline__ void take(const CodedOperands<S>&, const TurnedQueries<S>& queries, int warp) {
-    const TurnedPlaces& places = queries.places();
-    const unsigned from = queries.address();
-    slots_ = places.slots, from_ = from;
+  __device__ __forceinline__ void take(const CodedOperands<S>& operands, const Block& block, int warp) {
+    const TurnedPlaces& places = block.places();
+    from_ = kept(block.address()), z_ = kept(from_ + places.z + 16 * lane_);
+    own_ = kept(from_ + places.own + places.own_bytes * static_cast<unsigned>(warp));
+    words_ = kept(from_ + places.team + places.team_bytes * static_cast<unsigned>(warp / S::kTeam));
+    word_bytes_ = places.word_bytes, rank_ = warp % S::kTeam;
+    fast_ = uniform(block.fast()), fast_chunks_ = uniform(block.fast_chunks());
+    CodedScores<S>::take(operands);
 #pragma unroll
-    for (const int c : {kWideClass, kNarrowClass}) end_[c] = uniform(queries.end(c));
-    phases_ = from + places.phases + places.phase_bytes * static_cast<unsigned>(warp);
-#pragma unroll
-    for (int i = 0; i < S::kKeyTiles; ++i) {
-      unit_[i] = queries.unit(4 * i + lane_ % 4);
-    }
+    for (int i = 0; i < kTiles; ++i) this->set_unit(i, block.unit(4 * i + lane_ % 4));
   }
-  __device__ __forceinline__ float unit(int i) const { return unit_[i]; }
 
-  /// position: of the step's first token.
+  /// position: of the step's first token. sync(): waits for all warps of the team, which call this at the same time.
+  template <class Sync>
   __device__ __forceinline__ void find(unsigned stage, unsigned scale_bytes, int valid, int position,
-                                       float (&scores)[S::kKeyTiles][S::kHalves][2]) {
+                                       float (&scores)[S::kKeyTiles][S::kHalves][2], const Sync& sync) {
     this->share_scales(stage + scale_bytes, valid);
-    turn_to(2U * static_cast<unsigned>(position) + Copies::kStep - 1);
-    // The lane's rows in plane 0: of 64 tokens the first 32 in their order and the others backwards.
-    unsigned rows[Copies::kPlaneFactor] = {stage + 16 * (S::kHalves > 2 || lane_ < 16 ? lane_ : 47 - lane_)};
-    if (S::kHalves > 2) rows[Copies::kPlaneFactor - 1] = stage + 16 * (31 - lane_);
-    find_means(scores);
-    add_class(kNarrowClass, end_[kWideClass], end_[kNarrowClass], rows, scores);
-    if (end_[kWideClass] > 0) add_class(kWideClass, 0, end_[kWideClass], rows, scores);
+    if constexpr (S::kTeam > 1) share_words(position, sync);
+    if (turn_anchor(position) != anchor_) turn_to(turn_anchor(position));
+    find_means(2U * static_cast<unsigned>(position) + Copies::kStep - 1, scores);
+    const int end = anchor_ + kTurnBlock / 2 - position;  // of the tokens of this block of positions
+    if (end < Copies::kStep) [[unlikely]]
+      this->drop_key_scales(0, end);
+    this->add_all(stage, scores);
+    if (end < Copies::kStep) [[unlikely]] {  // where a history begins oddly
+      add_levels(end, -1, scores);
+      turn_to(anchor_ + kTurnBlock);
+      add_levels(end, 1, scores);
+      this->share_scales(stage + scale_bytes, valid);
+      this->drop_key_scales(end, Copies::kStep);
+      this->add_all(stage, scores);
+    }
   }
 
  private:
-  using StepScales<S>::lane_;
-  static constexpr int kGroups = S::kDim / 16, kTiles = S::kKeyTiles, kKept = S::kHalves / 2;
-  static constexpr unsigned kTable = 512 * kKept, kSigns = 0x80008000;
+  using CodedScores<S>::lane_;
+  static constexpr int kTiles = S::kKeyTiles, kKept = S::kHalves / 2, kPairs = S::kDim / 2;
+  static constexpr TurnedPlaces kPlaces{S::kDim, Copies::kStep, kTiles, 0, 0};
+  static constexpr unsigned kOnes = 0x3c003c00, kSigns = 0x80008000;  // of float16
 
-  [[nodiscard]] __device__ __forceinline__ TurnedPlaces places() const {
-    return {S::kDim, Copies::kStep, S::kKeyTiles, slots_, 0};
-  }
+  __device__ __forceinline__ static __half2 halves(unsigned word) { return reinterpret_cast<const __half2&>(word); }
+  __device__ __forceinline__ static unsigned word_of(__half2 pair) { return reinterpret_cast<const unsigned&>(pair); }
 
-  /// exp(i m f) of this warp's step, whose middle is at twice_middle / 2: of each two pairs cos, sin, cos, -sin, of
-  /// which means take the first or the last two, and behind them 1 and 0, the phase of what stays; then of the
-  /// operands' words.
-  __device__ __forceinline__ void turn_to(unsigned twice_middle) const {
-    const unsigned of_pairs = phases_ + 64 * slots_, turned_by = from_ + places().turns + 8 * lane_;
-#pragma unroll
-    for (int i = 0; i < S::kDim / 2; i += 2 * kWarp) {
-      if (S::kDim / 2 < 2 * kWarp && 2 * lane_ >= S::kDim / 2) break;
-      const uint2 turns = load_shared_pair(turned_by + 4 * i);
-      const float2 a = cos_sin(twice_middle * turns.x), b = cos_sin(twice_middle * turns.y);
-      const unsigned cos = pack_f16(a.x, b.x), sin = pack_f16(a.y, b.y);
-      store_shared(of_pairs + 8 * i + 16 * lane_, make_uint4(cos, sin, cos, sin ^ kSigns));
-    }
-    if (lane_ == 0) store_shared(of_pairs + 4 * S::kDim, make_uint4(pack_f16(1.0F, 1.0F), 0, 0, 0));
-    __syncwarp();
-#pragma unroll 1
-    for (int i = lane_; i < 4 * end_[kNarrowClass]; i += kWarp) {
-      const uint2 from = load_shared_pair(from_ + places().gather + 8 * i);
-      const auto both = [&](unsigned at, unsigned behind) {  // of two coordinates
-        const unsigned first = load_shared_half(of_pairs + (at & 0xffff) + behind);
-        return __byte_perm(first, load_shared_half(of_pairs + (at >> 16) + behind), 0x5410);
-      };
-      store_shared(phases_ + 16 * i, make_uint4(both(from.x, 0), both(from.x, 4), both(from.y, 0), both(from.y, 4)));
-    }
-    __syncwarp();
-  }
-
-  /// A of two coordinates, by the phase (cos, sin) of the step's middle and by z; B.
+  /// z of two pairs or coordinates times exp(-i angle): the real part, and the imaginary.
   __device__ __forceinline__ static unsigned turned(unsigned cos, unsigned sin, unsigned real, unsigned imaginary) {
     return word_of(__hfma2(halves(cos), halves(real), __hmul2(halves(sin), halves(imaginary))));
   }
@@ -88,35 +69,135 @@ class TurnedScores : public StepScales<S> {
                                                            unsigned imaginary) {
     return word_of(__hfma2(halves(cos), halves(imaginary), __hneg2(__hmul2(halves(sin), halves(real)))));
   }
-  /// Row g + 8 * row of 16 tokens in the words that were loaded of an operand's plane.
-  __device__ __forceinline__ static unsigned word_at(const unsigned (&words)[Copies::kPlaneFactor][4], int half,
-                                                     int row) {
-    if (S::kHalves == 2) return words[0][2 * half + row];
-    return words[is_mirrored(half) ? 1 : 0][2 * (is_mirrored(half) ? S::kHalves - 1 - half : half) + row];
+  /// Cosines and sines of two, of which each word has both.
+  __device__ __forceinline__ static unsigned low_halves(unsigned a, unsigned b) { return __byte_perm(a, b, 0x5410); }
+  __device__ __forceinline__ static unsigned high_halves(unsigned a, unsigned b) { return __byte_perm(a, b, 0x7632); }
+
+  /// Makes what is the same for all keys of the block of positions with this middle.
+  __device__ __forceinline__ void turn_to(int anchor) {
+    anchor_ = anchor;
+    turn_phases(anchor);
+    if constexpr (S::kTeam == 1) {
+#pragma unroll 1
+      for (int i = 0; i < this->operand_pairs(); ++i) make_words(i, words_);
+      __syncwarp();
+    }
+    find_levels();
+    this->set_queries(words_of(anchor) + 8 * lane_);
+  }
+  /// Makes the words of all blocks of positions that a team's tokens of a step are in, each warp its share.
+  template <class Sync>
+  __device__ __forceinline__ void share_words(int position, const Sync& sync) {
+    static_assert(S::kTeam * Copies::kStep <= kTurnBlock, "a team has words of two blocks");
+    const int first = position - rank_ * Copies::kStep, last = turn_anchor(first + S::kTeam * Copies::kStep - 1);
+    if (made_ >= last) return;
+    do {
+      made_ = made_ < 0 ? turn_anchor(first) : made_ + kTurnBlock;
+      turn_phases(made_);
+#pragma unroll 1
+      for (int i = rank_; i < this->operand_pairs(); i += S::kTeam) make_words(i, words_of(made_));
+    } while (made_ < last);
+    sync();
+  }
+  __device__ __forceinline__ unsigned words_of(int anchor) const {
+    return S::kTeam == 1 ? words_ : words_ + (anchor / kTurnBlock % 2 == 0 ? 0 : word_bytes_);
+  }
+  /// Turns the pairs that are not fast to there.
+  __device__ __forceinline__ void turn_phases(int anchor) const {
+    __syncwarp();  // every lane has read the phases before, and the words that are made of them
+#pragma unroll
+    for (int i = 0; i < kPairs; i += kWarp) {
+      const unsigned turn = load_shared_word(from_ + kPlaces.turns + 4 * (i + lane_));
+      const float2 a = cos_sin(i + lane_ < fast_ ? 0 : 2U * static_cast<unsigned>(anchor) * turn);
+      store_shared_word(own_ + 4 * (i + lane_), pack_f16(a.x, a.y));
+    }
+    __syncwarp();
   }
 
-  /// What means add to the scores.
-  __device__ __forceinline__ void find_means(float (&scores)[S::kKeyTiles][S::kHalves][2]) const {
+  /// What means of pairs that are not fast add to scores.
+  __device__ __forceinline__ void find_levels() {
+    float sums[kTiles][4] = {};
+    const unsigned of_z = from_ + kPlaces.mean_z + 512 * kTiles * Block::kChunks + 16 * lane_;
+    const unsigned phases = own_ + 8 * (lane_ % 4);
+#pragma unroll(kTiles == 1 ? 4 : 1)
+    for (int chunk = 0; chunk < Block::kChunks; ++chunk) {
+      const uint2 x = load_shared_pair(phases + 64 * chunk), y = load_shared_pair(phases + 64 * chunk + 32);
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        const uint4 z = load_shared(of_z + 512 * (kTiles * chunk + tile));
+        mma<Half::kFloat16>(sums[tile], kOnes, kOnes, kOnes, kOnes,
+                            turned(low_halves(x.x, x.y), high_halves(x.x, x.y), z.x, z.y),
+                            turned(low_halves(y.x, y.y), high_halves(y.x, y.y), z.z, z.w));
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) level_[i] = mean_unit(i) * sums[i][0];
+  }
+  /// Adds them to those of tokens behind `from` once more, or takes them away.
+  __device__ void add_levels(int from, float factor, float (&scores)[kTiles][S::kHalves][2]) const {
+#pragma unroll
+    for (int n = 0; n < 2 * S::kHalves * kTiles; ++n) {
+      const int i = n / (2 * S::kHalves), half = n / 2 % S::kHalves, row = n % 2;
+      if (token(half, row) >= from) scores[i][half][row] += factor * level_[i];
+    }
+  }
+  __device__ __forceinline__ float mean_unit(int i) const {
+    return __uint_as_float(load_shared_word(from_ + kPlaces.mean_units + 4 * (lane_ % 4) + 16 * i));
+  }
+
+  /// The words of CodedQueries of the i-th pair of operands: this lane those of one head and word.
+  __device__ __forceinline__ void make_words(int i, unsigned words) const {
+    const uint2 at = load_shared_pair(from_ + kPlaces.gather + 8 * (lane_ % 8) + 64 * i);
+    words += 64 * (lane_ / 8) + 8 * (lane_ % 4) + lane_ % 8 / 4 * 4;
+    const unsigned p0 = load_shared_word(own_ + (at.x & 0xffff)), p1 = load_shared_word(own_ + (at.x >> 16));
+    const unsigned p2 = load_shared_word(own_ + (at.y & 0xffff)), p3 = load_shared_word(own_ + (at.y >> 16));
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      const uint4 z = load_shared(z_ + 512 * (kTiles * i + tile));
+      const uint2 x = in_bytes(turned(low_halves(p0, p1), high_halves(p0, p1), z.x, z.y));
+      const uint2 y = in_bytes(turned(low_halves(p2, p3), high_halves(p2, p3), z.z, z.w));
+      const unsigned to = words + CodedQueries<S>::kPairBytes * i + CodedQueries<S>::kTileBytes * tile;
+      store_shared_word(to, __byte_perm(x.x, y.x, 0x6420));
+      store_shared_word(to + 32, __byte_perm(x.y, y.y, 0x6420));
+    }
+  }
+  /// Of two numbers of at most 127.5, in each half's low byte: the nearest integer, and 256 times what it lacks. A
+  /// float16 from 1024 to 2048 has an integer in its lowest bits.
+  __device__ __forceinline__ static uint2 in_bytes(unsigned numbers) {
+    const __half2 shift = __float2half2_rn(1536), x = halves(numbers), high = __hadd2(x, shift);
+    const __half2 rest = __hsub2(x, __hsub2(high, shift));
+    return {word_of(high), word_of(__hmin2(__hfma2(rest, __float2half2_rn(256), shift), __float2half2_rn(1536 + 127)))};
+  }
+
+  /// What means add to the scores of a step whose middle is at twice_middle / 2.
+  __device__ __forceinline__ void find_means(unsigned twice_middle, float (&scores)[kTiles][S::kHalves][2]) const {
+    const unsigned steps = own_ + kPlaces.own_steps;
+    // Of each two pairs cos, sin, cos, -sin.
+#pragma unroll 1
+    for (int i = 2 * lane_; i < Block::kChunk * fast_chunks_; i += 2 * kWarp) {
+      const uint2 turns = load_shared_pair(from_ + kPlaces.turns + 4 * i);
+      const float2 a = cos_sin(twice_middle * turns.x), b = cos_sin(twice_middle * turns.y);
+      const unsigned cos = pack_f16(a.x, b.x), sin = pack_f16(a.y, b.y);
+      store_shared(steps + 8 * i, make_uint4(cos, sin, cos, sin ^ kSigns));
+    }
+    __syncwarp();
     float sums[kTiles][kKept][4] = {};  // row g behind the middle and before it, then row g + 8
-    const unsigned of_z = from_ + places().mean_z + 8 * lane_, table = from_ + places().mean_table + 16 * lane_;
     // Columns of tokens behind the middle have conjugates, since the table has those before it.
-    const unsigned phases = phases_ + 64 * slots_ + 16 * (lane_ % 4) + (lane_ / 4 % 2 == 0 ? 8 : 0);
-#pragma unroll 2
-    for (int group = 0; group < kGroups; group += 2) {
+    unsigned phases = steps + 16 * (lane_ % 4) + (lane_ / 4 % 2 == 0 ? 8 : 0);
+    unsigned of_z = from_ + kPlaces.mean_z + 16 * lane_, table = from_ + kPlaces.mean_table + 16 * lane_;
+#pragma unroll 1
+    for (int chunk = 0; chunk < fast_chunks_; ++chunk, phases += 128, of_z += 512 * kTiles, table += 1024 * kKept) {
+      const uint2 x = load_shared_pair(phases), y = load_shared_pair(phases + 64);
       unsigned a[kTiles][2], b[kTiles][2];
 #pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        const uint2 phase = load_shared_pair(phases + 64 * (group + n));
-#pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile) {
-          const uint2 z = load_shared_pair(of_z + 256 * (kTiles * (group + n) + tile));
-          a[tile][n] = turned(phase.x, phase.y, z.x, z.y), b[tile][n] = turned_across(phase.x, phase.y, z.x, z.y);
-        }
+      for (int tile = 0; tile < kTiles; ++tile) {
+        const uint4 z = load_shared(of_z + 512 * tile);
+        a[tile][0] = turned(x.x, x.y, z.x, z.y), b[tile][0] = turned_across(x.x, x.y, z.x, z.y);
+        a[tile][1] = turned(y.x, y.y, z.z, z.w), b[tile][1] = turned_across(y.x, y.y, z.z, z.w);
       }
 #pragma unroll
       for (int half = 0; half < kKept; ++half) {
-        const uint4 cos = load_shared(table + kTable * group + 512 * half);
-        const uint4 sin = load_shared(table + kTable * (group + 1) + 512 * half);
+        const uint4 cos = load_shared(table + 512 * half), sin = load_shared(table + 512 * (kKept + half));
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
           mma<Half::kFloat16>(sums[tile][half], cos.x, cos.y, cos.z, cos.w, a[tile][0], a[tile][1]);
@@ -126,74 +207,20 @@ class TurnedScores : public StepScales<S> {
     }
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
-      const float unit = __uint_as_float(load_shared_word(from_ + places().mean_units + 4 * (4 * i + lane_ % 4)));
+      const float unit = mean_unit(i);
 #pragma unroll
       for (int n = 0; n < 2 * S::kHalves; ++n) {
         const int half = n / 2, row = n % 2, kept = is_mirrored(half) ? S::kHalves - 1 - half : half;
-        scores[i][half][row] = unit * sums[i][kept][2 * row + (is_mirrored(half) ? 0 : 1)];
+        scores[i][half][row] = __fmaf_rn(unit, sums[i][kept][2 * row + (is_mirrored(half) ? 0 : 1)], level_[i]);
       }
     }
   }
 
-  /// Adds the products of the operands [from, to), which are of one class, to the scores.
-  __device__ __forceinline__ void add_class(int of_class, int from, int to,
-                                            const unsigned (&rows)[Copies::kPlaneFactor],
-                                            float (&scores)[S::kKeyTiles][S::kHalves][2]) const {
-    float sums[kTiles][S::kHalves][4] = {}, middles[kTiles][4] = {};  // of codes; of the largest codes
-#pragma unroll(kTiles == 1 ? 2 : 1)
-    for (int i = from; i < to; ++i) add_operand(i, rows, sums, middles);
-#pragma unroll
-    for (int n = 0; n < 2 * S::kHalves; ++n) {
-      const int half = n / 2, row = n % 2;
-      const float2 both = scales(half, row, 0);
-      const float s = of_class == kWideClass ? both.x : both.y;
-      const int kept = is_mirrored(half) ? S::kHalves - 1 - half : half;
-      const float before = static_cast<float>(lane_ / 4) * (2.0F / Copies::kStep) +
-                           (2 * (16 * kept + 8 * row) - (Copies::kStep - 1)) * (1.0F / Copies::kStep);
-      const float at = is_mirrored(half) ? -before : before;  // from -1, the first token, to 1
-#pragma unroll
-      for (int i = 0; i < S::kKeyTiles; ++i) {
-        const float* const sum = sums[i][half] + 2 * row;
-        const float level = __fmaf_rn(-0.5F, middles[i][0], sum[0]), slope = __fmaf_rn(-0.5F, middles[i][1], sum[1]);
-        scores[i][half][row] += s * __fmaf_rn(at, slope, level);
-      }
-    }
-  }
-
-  /// Adds the products of an operand's codes, subnormals of float16. Its packed rows lie in `rows` and behind.
-  __device__ __forceinline__ void add_operand(int i, const unsigned (&rows)[Copies::kPlaneFactor],
-                                              float (&sums)[kTiles][S::kHalves][4], float (&middles)[kTiles][4]) const {
-    const unsigned operand = from_ + places().operands + sizeof(CodedTurnedOperand) * i;
-    const uint4 bits = load_shared(operand), phase = load_shared(phases_ + 64 * i + 16 * (lane_ % 4));
-    const unsigned plane = load_shared_word(operand + 16);
-    unsigned a[kTiles][2], words[Copies::kPlaneFactor][4];
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-      const uint4 z = load_shared(from_ + places().z + 16 * lane_ + 512 * (kTiles * i + tile));
-      a[tile][0] = turned(phase.x, phase.y, z.x, z.y), a[tile][1] = turned(phase.z, phase.w, z.z, z.w);
-    }
-#pragma unroll
-    for (int group = 0; group < Copies::kPlaneFactor; ++group) {
-      load_matrices<false>(rows[group] + Copies::kPlaneFactor * plane + 512 * group, words[group]);
-    }
-#pragma unroll
-    for (int half = 0; half < S::kHalves; ++half) {
-      const unsigned x = word_at(words, half, 0), y = word_at(words, half, 1);
-#pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
-        mma<Half::kFloat16>(sums[tile][half], x & bits.x, y & bits.x, x >> 8 & bits.z, y >> 8 & bits.z, a[tile][0],
-                            a[tile][1]);
-      }
-    }
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-      mma<Half::kFloat16>(middles[tile], bits.x, bits.y, bits.z, bits.w, a[tile][0], a[tile][1]);
-    }
-  }
-
-  int slots_, end_[2];      // operands of the table; where each class of those that are read ends
-  unsigned from_, phases_;  // where shared memory has what the block prepared, and this warp's phases
-  float unit_[S::kKeyTiles];
+  unsigned from_, own_, z_;  // where shared memory has what the block prepared, what the warp makes of it, the lane's z
+  unsigned words_, word_bytes_;  // the team's, of a block of positions
+  int rank_, fast_, fast_chunks_;
+  int anchor_ = -1, made_ = -1;  // middles of the block of positions of middle_ and level_, of the last that has words
+  float level_[kTiles];
 };
 
 }  // namespace oscar::cuda

@@ -70,29 +70,6 @@ void fill_keys(const std::vector<CodedPart>& parts, int bytes, const Planes& pla
   }
 }
 
-/// Fills table.turned of the pairs of keys' operands, which fill_keys() made.
-void fill_turned(CodedHeadTable& table) {
-  std::vector<CodedTurnedOperand> operands;
-  int pair = 0;
-  for (int run = 0; run < 4; ++run) {  // lower and upper halves of each class
-    const int shift = run % 2 == 0 ? 0 : 4;
-    for (; pair < table.pairs.key_end[run / 2][run % 2]; ++pair) {
-      for (int side = 0; side < 2; ++side) {
-        const std::uint32_t mask = table.key_pair[pair].mask[side] << shift;
-        const std::uint32_t low = mask & kPairBits, high = mask >> 8 & kPairBits;
-        if (mask == 0) continue;
-        operands.push_back({{low, low, high, high},
-                            table.key_pair[pair].plane[side],
-                            static_cast<std::uint32_t>(2 * pair + side),
-                            std::ldexp(1.0F, -shift),
-                            0});
-      }
-    }
-    table.pairs.turned_end[run / 2] = static_cast<int>(operands.size());
-  }
-  std::ranges::copy(operands, table.turned);
-}
-
 void fill_values(const std::vector<CodedPart>& parts, int bytes, const Planes& planes, const float* steps, int blocks,
                  CodedHeadTable& table) {
   std::vector<std::pair<int, CodedValuePart>> of_blocks;  // with their blocks
@@ -171,7 +148,6 @@ std::vector<CodedHeadTable> coded_tables(const oscar_coded_format& format, oscar
       for (CodedKeyWord& word : words) std::fill_n(word.channel, 4, std::int16_t{-1});
     }
     fill_keys(k_parts, k_bytes, {0, table.full_planes}, k_steps, table);
-    fill_turned(table);
     fill_values(v_parts, v_bytes, {k_bytes / 2, table.full_planes + k_bytes % 2}, v_steps, blocks, table);
     layout.token_bytes += reference::head_bytes(k_bytes, v_bytes);
     layout.key_operands = std::max(layout.key_operands, 2 * table.pairs.key_end[1][1]);

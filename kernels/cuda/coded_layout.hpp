@@ -55,16 +55,8 @@ inline constexpr std::uint32_t kPairBits = 0x00ff00ff;
 /// How many pairs of operands there are, and of which kinds those of the values are.
 struct alignas(16) CodedPairs {
   std::int32_t key_end[2][2];  // those of each class of channels end here, those of lower and those of upper halves
-  std::int32_t values, turned_end[2], unused;  // turned_end: of each class of channels, among CodedTurnedOperand
+  std::int32_t values, unused[3];
   CodedValueKind value[kMostValueOperands / 2];
-};
-
-/// An operand of keys before RoPE, in the order in which a warp takes them, by class: its largest codes as a
-/// tensor core takes those of a lane, which are the bits of its low and of its high part; where its plane is, as above;
-/// its words in key_word; and what a unit of these is worth in factors, which are those of shifted bytes.
-struct alignas(16) CodedTurnedOperand {
-  std::uint32_t bits[4], plane, slot;
-  float unit, unused;
 };
 
 struct alignas(16) CodedHeadTable {
@@ -75,7 +67,6 @@ struct alignas(16) CodedHeadTable {
   CodedKeyPair key_pair[kMostKeyOperands / 2 + 1];  // one more, so that a reader can look ahead
   CodedValuePair value_pair[kMostValueOperands / 2 + 1];
   CodedKeyWord key_word[kMostKeyOperands][4];
-  CodedTurnedOperand turned[kMostKeyOperands];
   CodedValuePart value_part[2 * kMostValueOperands];  // in the order of their blocks
   alignas(16) std::int32_t block_end[kMostBlocks];    // the block's parts end here, and the next block's begin
   alignas(16) float value_step[8 * kMostBlocks];

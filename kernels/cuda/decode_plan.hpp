@@ -119,45 +119,50 @@ struct CodedTiling {
     return std::max(stages() * stage_bytes(planes) + weights_bytes(), 16 * operand_stride() / team());
   }
   /// Warps of a block that shared memory of `bytes` has room for: whole teams, one at least and `most` warps at most.
-  [[nodiscard]] constexpr int warps(int bytes, int planes, int most) const {
-    return team() * std::clamp(bytes / warp_bytes(planes) / team(), 1, most / team());
+  /// beside: bytes that each warp has besides.
+  [[nodiscard]] constexpr int warps(int bytes, int planes, int most, int beside = 0) const {
+    return team() * std::clamp(bytes / (warp_bytes(planes) + beside) / team(), 1, most / team());
   }
   /// Returns this tiling; where its steps would halve the warps of a block, one of shorter steps, which take less room.
-  [[nodiscard]] constexpr CodedTiling fitted(int bytes, int planes, int most) const {
+  [[nodiscard]] constexpr CodedTiling fitted(int bytes, int planes, int most, int beside = 0) const {
     const CodedTiling shorter{key_tiles, kSome};
-    const bool halves = 2 * warps(bytes, planes, most) <= shorter.warps(bytes, planes, most);
+    const bool halves = 2 * warps(bytes, planes, most, beside) <= shorter.warps(bytes, planes, most, beside);
     return operands == kFew && halves ? shorter : *this;
   }
 };
 
-/// Where a block's shared memory has what it knows of keys that turn, in bytes. A slot is an operand of the keys: word
-/// t of its rows has four coordinates, those of bytes 0 and 2, its low part, and those of bytes 1 and 3. A group is
-/// eight pairs: word t has pairs 2t and 2t + 1. Lane (g, t) has word t and column g of each tile of four heads.
+/// Where a block's shared memory has what it knows of keys that turn, in bytes. A chunk is 16 pairs of channels, of
+/// which lane (g, t) has column g of each tile of four heads, and the pairs 2t, 2t + 1, 2t + 8 and 2t + 9. Words are
+/// those of CodedQueries.
 struct TurnedPlaces {
-  int slots;
-  unsigned z, mean_z;   // of each operand, tile and lane (uint4); of each group, tile and lane (uint2)
-  unsigned mean_table;  // of each group, kept tile of tokens and lane (uint4)
-  unsigned operands;    // that are read (CodedTurnedOperand)
-  unsigned turns;       // of each pair: how far it turns in half a position
-  unsigned gather;      // of each word of an operand: where among those of pairs its phases are (4 of 16 bits)
-  unsigned phases;      // of each warp, phase_bytes: of each word of an operand (uint4), of each pair, of what stays
-  unsigned pairs, words, tops, queries;  // copies: of the turn table's and the layout table's rows, and of q
-  unsigned units, mean_units;            // of each head: what a unit of its scores is worth; in such units, of means
-  unsigned pair_of;                      // of each coordinate: 2 * its pair, and 1 if it is the pair's second (16 bits)
-  unsigned phase_bytes, end;
+  unsigned mean_z;             // of each chunk, tile and lane (uint4): means of fast pairs, then those of others
+  unsigned mean_table;         // of each fast chunk cosines, then sines, of kept tiles of tokens and lanes (uint4)
+  unsigned turns;              // of each pair: how far it turns in half a position
+  unsigned units, mean_units;  // of each head: what a unit of its scores is worth; in such units, of means
+  unsigned gather;  // of each pair of operands and word: where among those of pairs its phases are (4 of 16 bits)
+  unsigned z;       // of each pair of operands, tile and lane (uint4)
+  unsigned own, own_bytes, own_steps;     // of each warp: phases of pairs, of their block of positions and of a step
+  unsigned team, team_bytes, word_bytes;  // of each team: its words, of two blocks of positions if it has several warps
+  unsigned pairs, words, tops, queries;   // only to begin with: copies of the turn table's and the layout table's rows,
+  unsigned pair_of;                       // and of q; of each coordinate: 2 * its pair, and 1 if it is its second
+  unsigned end, of_warp;                  // bytes in all; of what a warp and its share of a team have
 
   /// step: tokens. Cosines are kept of the first half of them: those of the others are the same in the opposite order.
-  OSCAR_HOST_DEVICE constexpr TurnedPlaces(int head_dim, int step, int key_tiles, int key_operands, int warps)
-      : slots(key_operands) {
-    const auto count = static_cast<unsigned>(slots), dim = static_cast<unsigned>(head_dim);
+  /// What comes before z, and what a warp has, does not depend on key_operands and warps.
+  OSCAR_HOST_DEVICE constexpr TurnedPlaces(int head_dim, int step, int key_tiles, int key_operands, int warps) {
+    const auto count = static_cast<unsigned>(key_operands), dim = static_cast<unsigned>(head_dim);
     const auto tiles = static_cast<unsigned>(key_tiles), tokens = static_cast<unsigned>(step / 32);
-    z = 0, mean_z = z + 512 * tiles * count, mean_table = mean_z + 16 * tiles * dim;
-    operands = mean_table + 32 * tokens * dim, turns = operands + 32 * count;
-    gather = turns + 2 * dim, pairs = gather + 32 * count, words = pairs + 32 * dim;
-    tops = words + 96 * count, queries = tops + 4 * dim;
-    units = queries + 8 * tiles * dim, mean_units = units + 16 * tiles, pair_of = mean_units + 16 * tiles;
-    phases = pair_of + 2 * dim, phase_bytes = 64 * count + 4 * dim + 16;
-    end = phases + phase_bytes * static_cast<unsigned>(warps);
+    const int in_team = CodedTiling{key_tiles, 0}.team();
+    mean_z = 0, mean_table = 32 * tiles * dim, turns = mean_table + 32 * tokens * dim;
+    units = turns + 2 * dim, mean_units = units + 16 * tiles, gather = mean_units + 16 * tiles;
+    z = gather + 32 * count, own = z + 256 * tiles * count;
+    own_steps = 2 * dim, own_bytes = own_steps + 4 * dim, team = own + own_bytes * static_cast<unsigned>(warps);
+    word_bytes = 128 * tiles * count, team_bytes = (in_team == 1 ? 1 : 2) * word_bytes;
+    pairs = own, words = pairs + 32 * dim, tops = words + 96 * count, queries = tops + 4 * dim;
+    pair_of = queries + 8 * tiles * dim;
+    const unsigned of_teams = team + team_bytes * static_cast<unsigned>(warps / in_team), at_first = pair_of + 2 * dim;
+    end = of_teams > at_first ? of_teams : at_first;
+    of_warp = own_bytes + team_bytes / static_cast<unsigned>(in_team);
   }
 };
 

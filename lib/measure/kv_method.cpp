@@ -200,8 +200,7 @@ KvSide side_of(const RotationPart& part, const SideTransform& transform, RowCode
   return side;
 }
 
-/// Keys that are stored before RoPE: turned back, or in fast pairs only their mean is, coded in the basis of their
-/// pairs, and turned when they are read.
+/// Keys that are stored before RoPE, as turn_stored() says, coded in the basis of their pairs.
 struct KeysOfPairs {
   /// A coordinate of a head, which is of two channels.
   struct Coordinate {
@@ -230,8 +229,6 @@ struct KeysOfPairs {
   void code_head(const History& history, int head) const {
     const auto dim = static_cast<std::size_t>(history.dim), step = dim * static_cast<std::size_t>(history.heads);
     const auto own = std::span(coordinates).subspan(static_cast<std::size_t>(head) * dim, dim);
-    const auto means = std::span(side->transform.mean).subspan(static_cast<std::size_t>(head) * dim, dim);
-    const std::vector<float> mean(means.begin(), means.end());
     std::vector<float> coded(static_cast<std::size_t>(history.tokens) * dim);
     const auto row_of = [&](std::size_t t) {
       return history.rows.subspan(t * step + static_cast<std::size_t>(head) * dim, dim);
@@ -240,7 +237,7 @@ struct KeysOfPairs {
       const std::span<const float> x = row_of(t);
       for (std::size_t c = 0; c < dim; ++c) {
         const Coordinate& y = own[c];
-        coded[t * dim + c] = (x[y.i] - mean[y.i]) * y.write_i + (x[y.j] - mean[y.j]) * y.write_j;
+        coded[t * dim + c] = x[y.i] * y.write_i + x[y.j] * y.write_j;
       }
     }
     const Precision precision = history.context.precision;
@@ -250,7 +247,7 @@ struct KeysOfPairs {
     history.context.backend->quantize(coded, history.dim, codec, precision, coded);
     for (std::size_t t = 0; t * dim < coded.size(); ++t) {
       const std::span<float> x = row_of(t);
-      std::ranges::copy(mean, x.begin());
+      std::ranges::fill(x, 0.0F);
       for (std::size_t c = 0; c < dim; ++c) {
         x[own[c].i] += coded[t * dim + c] * own[c].read_i, x[own[c].j] += coded[t * dim + c] * own[c].read_j;
       }
@@ -258,15 +255,12 @@ struct KeysOfPairs {
   }
 
   void operator()(const History& history) const {
-    const auto turn_all = [&](Turn way) {
-      turn(*side->rotary, way, history.rows, history.heads, history.first_position);
+    const auto turn = [&](Turn way) {
+      turn_stored(*side->rotary, way, side->transform.mean, history.rows, history.heads, history.first_position);
     };
-    const auto turn_fast_pairs = [&](Turn way) {
-      turn_fast(*side->rotary, way, side->transform.mean, history.rows, history.heads, history.first_position);
-    };
-    turn_all(Turn::kBack), turn_fast_pairs(Turn::kForth);
+    turn(Turn::kBack);
     for (int head = 0; head < history.heads; ++head) code_head(history, head);
-    turn_fast_pairs(Turn::kBack), turn_all(Turn::kForth);
+    turn(Turn::kForth);
   }
 };
 

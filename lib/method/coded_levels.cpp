@@ -309,14 +309,15 @@ double best_step(std::span<const double> values, std::span<const double> weights
 }
 
 /// y = (x - mean) W of one head, in fp64. rows: (n, d).
-std::vector<float> coded_rows(const Transform& transform, int head, std::span<const float> rows) {
+std::vector<float> coded_rows(const Transform& transform, std::span<const double> mean, int head,
+                              std::span<const float> rows) {
   const auto dim = static_cast<std::size_t>(transform.rotation.dim);
   const std::span<const double> write = transform.rotation[head];
   std::vector<float> out(rows.size());
   std::vector<double> x(dim), y(dim);
   for (std::size_t first = 0; first < rows.size(); first += dim) {
     for (std::size_t i = 0; i < dim; ++i) {
-      x[i] = rows[first + i] - (transform.mean.empty() ? 0 : transform.mean[static_cast<std::size_t>(head) * dim + i]);
+      x[i] = rows[first + i] - (mean.empty() ? 0 : mean[i]);
     }
     std::fill(y.begin(), y.end(), 0.0);
     for (std::size_t i = 0; i < dim; ++i) {
@@ -372,10 +373,13 @@ CodedSide coded_side(CodedBasis basis, const std::vector<std::vector<float>>& ro
   parallel_for(rows.size(), [&](std::size_t head) {
     const auto own = std::span(levels.levels).subspan(head * dim, dim);
     std::vector<float> own_rows = rows[head];
+    std::span<const double> mean;
+    if (!side.transform.mean.empty()) mean = std::span(side.transform.mean).subspan(head * dim, dim);
     if (side.rotary) {  // where rows stand makes no difference to a grid
-      turn_fast(*side.rotary, Turn::kForth, std::span(side.transform.mean).subspan(head * dim, dim), own_rows, 1, 0);
+      turn(*side.rotary, Turn::kForth, own_rows, 1, 0);
+      turn_stored(*side.rotary, Turn::kBack, std::exchange(mean, {}), own_rows, 1, 0);
     }
-    const CodedGrid grid = fit_grid(coded_rows(side.transform, static_cast<int>(head), own_rows), own, alike);
+    const CodedGrid grid = fit_grid(coded_rows(side.transform, mean, static_cast<int>(head), own_rows), own, alike);
     side.formats[head] = {{own.begin(), own.end()}, grid.step, grid.sigma};
   });
   return side;

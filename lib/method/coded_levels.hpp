@@ -67,7 +67,7 @@ struct Distances {
 /// Returns the basis of keys before RoPE, of each pair of channels that turn together alone, so that a reader needs no
 /// product with a matrix between turning and the query. On each pair it is that of coded_key_basis(), with the plain
 /// part's mean over both channels, and always centred: readers add the mean, turned, to what they decode. Fast pairs
-/// are as they stand (turn_fast()), so that their metric and covariance are multiples of the identity. Throws
+/// are stored as they stand (turn_stored()), so that their metric and covariance are multiples of the identity. Throws
 /// NumericalError as coded_key_basis() does.
 ///
 /// cost: of errors of keys before RoPE. fisher: base_key and base_key_sum are read, and weight.

@@ -70,14 +70,16 @@ class CodedCodec:
 
 
 def turn_of(rotary):
-    """(rows (T, d) at the positions 0, 1, …, whether back, mean) -> rows turned as keys are, or, where back, what they have besides their
-    mean, which is turned back but in fast pairs; and the inverse. fp64."""
+    """(rows (T, d) at the positions 0, 1, …, whether back, mean) -> keys of what the coded cache stores of them but for its basis, or, where
+    back, that of keys. Fast pairs stand as they are but for their mean, which is turned; others are turned back, mean and all, by the middle
+    of the block of positions that they are in. fp64."""
     pairs, frequency = np.array(rotary["pairs"]), np.array(rotary["frequency"])
     far_frequency = np.array(rotary.get("far_frequency", frequency))
     fast = np.maximum(np.abs(frequency), np.abs(far_frequency)) > rotary["fast_frequency"]
+    block = rotary["turn_block"]
 
-    def turned_by(rows, frequencies):
-        angles = np.arange(len(rows))[:, None] * frequencies
+    def turned_by(rows, positions, frequencies):
+        angles = positions[:, None] * frequencies
         x, y = rows[:, pairs[:, 0]].astype(np.float64), rows[:, pairs[:, 1]].astype(np.float64)
         out = rows.astype(np.float64)
         out[:, pairs[:, 0]], out[:, pairs[:, 1]] = x * np.cos(angles) - y * np.sin(angles), x * np.sin(angles) + y * np.cos(angles)
@@ -85,8 +87,10 @@ def turn_of(rotary):
 
     def turned(rows, back, mean):
         own = far_frequency if "near_context" in rotary and len(rows) > rotary["near_context"] else frequency
-        means, slow = turned_by(np.broadcast_to(mean, rows.shape), own), np.where(fast, 0, own)
-        return turned_by(rows - means, -slow) if back else turned_by(rows, slow) + means
+        positions = np.arange(len(rows))
+        anchors, slow = positions // block * block + block // 2, np.where(fast, 0, own)
+        means = turned_by(np.broadcast_to(mean, rows.shape), positions, np.where(fast, own, 0))
+        return turned_by(rows, anchors, -slow) - means if back else turned_by(rows + means, anchors, slow)
     return turned
 
 

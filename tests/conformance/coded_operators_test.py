@@ -52,14 +52,19 @@ def turning_layer(cache, interleaved, turning, far):
         return out
 
     def means(positions):
-        return turned(mean.expand(len(positions), -1, -1), positions, angle)
+        return turned(mean.expand(len(positions), -1, -1), positions, torch.where(fast, angle, 0))
+
+    def anchors(positions):
+        return positions // 256 * 256 + 128
 
     def stored(keys, positions):
-        return torch.einsum("thi,hij->thj", turned(keys.double() - means(positions), positions, torch.where(fast, 0, -angle)), basis).bfloat16()
+        rows = turned(keys.double(), anchors(positions), torch.where(fast, 0, -angle)) - means(positions)
+        return torch.einsum("thi,hij->thj", rows, basis).bfloat16()
 
     def keys(rows, positions, moved=0):
-        rows = turned(torch.einsum("thi,hij->thj", rows.double(), inverse), positions, torch.where(fast, 0, angle))
-        return turned(rows, torch.full_like(positions, moved), torch.where(fast, angle, 0)) + means(positions)
+        at = positions - moved
+        rows = torch.einsum("thi,hij->thj", rows.double(), inverse) + means(at)
+        return turned(turned(rows, anchors(at), torch.where(fast, 0, angle)), torch.full_like(at, moved), angle)
 
     return turn, stored, keys
 
@@ -205,6 +210,7 @@ class CodedTest(OperatorTest):
         cache.fill()
         turn, _, cache.keys = turning_layer(cache, interleaved, int(turning * cache.dim), far)
         positions = torch.randint(0, 20000, (len(cache.lengths),), dtype=torch.int32, device=DEVICE)
+        positions[0] = 64  # the others' steps have tokens of two blocks of positions
         cache.turned = {"k_turn": turn, "k_positions": positions, "k_far": far}
         self.check_decode(cache)
 

@@ -29,7 +29,7 @@ _READERS = "vllm", "transformers"
 _MODEL_COUNTS = "num_layers", "num_attention_heads", "num_key_value_heads", "head_dim"  # 0: not known
 _MOST_BYTES_OF_TEXT = 8 << 20  # kMaxDocumentBytes
 _AGAIN = "fetch or fit the set again"
-_FAST_FREQUENCY = 2**-9  # in radians a position; kernels/rotary.hpp has the same
+_STORED_KEYS = 2**-9, 256  # fast_frequency and turn_block of a Rotary, which kernels/rotary.hpp has, too
 _MOST_FLOAT = float(np.finfo(np.float32).max)
 _log = logging.getLogger("oscar_kv")
 
@@ -50,12 +50,13 @@ class Side:
 @dataclass(frozen=True)
 class Rotary:
     """How keys turn: the channels (x, y) of pair p become (x cos(f j) - y sin(f j), x sin(f j) + y cos(f j)) at position j, f = frequency[p],
-    or far_frequency[p] in texts of more than near_context tokens. What a key has besides its mean is not turned back where either is larger
-    than fast_frequency."""
+    or far_frequency[p] in texts of more than near_context tokens. Where either is larger than fast_frequency a key is stored as it stands but
+    for its mean, which turns; else turned back, mean and all, by the middle of the turn_block positions that it is among."""
 
     pairs: list[list[int]]
     frequency: list[float]
     fast_frequency: float
+    turn_block: int
     far_frequency: list[float] | None = None
     near_context: int = 0
 
@@ -284,7 +285,7 @@ def _rotary_of(part: Any, layer: dict[str, Any], where: str) -> Rotary | None:
     except (TypeError, ValueError) as error:
         raise ValueError(f"{where}: what the manifest says of rotary embeddings is malformed; {_AGAIN}") from error
     _refuse_if(where, (not fits, "pairs of channels that turn are not all channels once"),
-               (rotary.fast_frequency != _FAST_FREQUENCY, "other pairs of channels are coded as they stand than here"))
+               ((rotary.fast_frequency, rotary.turn_block) != _STORED_KEYS, "other parts of keys before RoPE are stored than here"))
     return rotary
 
 

@@ -10,23 +10,27 @@
 
 namespace oscar {
 
-TEST_CASE("of fast pairs what a key has besides its mean is coded as it stands") {
+TEST_CASE("what is stored of keys by hand: fast pairs as they stand, others turned back by the middle of a block") {
+  CHECK((turn_anchor(0) == 128 && turn_anchor(255) == 128 && turn_anchor(256) == 384));
   Rotary rotary{.pairs = {0, 1, 2, 3}, .frequency = {0.5F, kFastFrequency}, .far_frequency = {}};
   CHECK((rotary.is_fast(0) && !rotary.is_fast(1)));
   rotary.far_frequency = {0, 1.01F * kFastFrequency}, rotary.near_context = 9;
   CHECK((rotary.is_fast(0) && rotary.is_fast(1)));
   rotary.far_frequency.clear(), rotary.near_context = 0;
   const std::vector<double> mean{1, 2, 3, 4};
-  std::vector<float> rows{1, 2, 5, 6, 4, 2, 5, 6};  // positions 1 and 2; the slow pair stays
-  turn_fast(rotary, Turn::kForth, mean, rows, 1, 1);
-  const auto near = [](double x) { return doctest::Approx(x).epsilon(1e-6); };
-  CHECK(std::vector<float>(rows.begin(), rows.begin() + 4) == std::vector<float>{1, 2, 5, 6});
-  CHECK(rows[4] == near(1 + 3 * std::cos(1.0)));
-  CHECK(rows[5] == near(2 + 3 * std::sin(1.0)));
-  CHECK((rows[6] == 5 && rows[7] == 6));
-  turn_fast(rotary, Turn::kBack, mean, rows, 1, 1);
-  CHECK(rows[4] == near(4));
-  CHECK(rows[5] == near(2));
+  const std::vector<float> keys{1, 2, 5, 6, 4, 2, 5, 6};  // at positions 255 and 256
+  std::vector<float> rows = keys;
+  turn_stored(rotary, Turn::kBack, mean, rows, 1, 255);
+  const auto near = [](double x) { return doctest::Approx(x).epsilon(1e-5); };
+  for (const std::size_t t : {0, 1}) {
+    const double fast = 0.5 * (t == 0 ? 255 : 256), slow = kFastFrequency * (t == 0 ? 128 : 384);
+    CHECK(rows[4 * t] == near(keys[4 * t] - (std::cos(fast) - 2 * std::sin(fast))));
+    CHECK(rows[4 * t + 1] == near(2 - (2 * std::cos(fast) + std::sin(fast))));
+    CHECK(rows[4 * t + 2] == near(5 * std::cos(slow) + 6 * std::sin(slow) - 3));
+    CHECK(rows[4 * t + 3] == near(6 * std::cos(slow) - 5 * std::sin(slow) - 4));
+  }
+  turn_stored(rotary, Turn::kForth, mean, rows, 1, 255);
+  for (std::size_t i = 0; i < keys.size(); ++i) CHECK(rows[i] == near(keys[i]));
 }
 
 TEST_CASE("RoPE by hand: position 1 of two pairs turns by 1 and by 0.1, and back") {
@@ -82,6 +86,7 @@ TEST_CASE("how keys turn is read as it was written, and refused where it is no s
   for (const auto& [member, value] : {std::pair<const char*, Json>{"frequency", {1, 2}},
                                       {"far_frequency", {1}},
                                       {"fast_frequency", 0.5},
+                                      {"turn_block", 128},
                                       {"pairs", {{0, 1}, {2, 3}, {4, 5}, {6, 6}}},
                                       {"pairs", {{0, 1}, {2, 3}, {4, 5}, {6, 8}}}}) {
     Json json = to_json(rotary);

@@ -81,10 +81,11 @@ TEST_CASE("steps become shorter where long ones would halve the warps of a block
 TEST_CASE("a block of warps whose copies take less than their team's results still fits") {
   constexpr int kBytes = 94208, kPlanes = 11;  // what compute capability 8.9 has for a block's copies and queries
   const CodedTiling tiling = CodedTiling::of(256, 8, 20);
-  const auto queries = static_cast<int>(TurnedPlaces(256, tiling.step(), tiling.key_tiles, 22, 8).end);
-  const int warps = tiling.warps(kBytes - queries, kPlanes, 8);
+  const TurnedPlaces places(256, tiling.step(), tiling.key_tiles, 22, 0);
+  const int warps = tiling.warps(kBytes - static_cast<int>(places.own), kPlanes, 8, static_cast<int>(places.of_warp));
   CHECK(tiling.warp_bytes(kPlanes) == 4 * 4 * (16 * 32 + 8));
-  CHECK(warps == 2);
+  CHECK(warps == 3);
+  const auto queries = static_cast<int>(TurnedPlaces(256, tiling.step(), tiling.key_tiles, 22, warps).end);
   CHECK(queries + warps * tiling.warp_bytes(kPlanes) <= kBytes);
 }
 

@@ -50,8 +50,8 @@ TEST_CASE("where values are narrower than keys, bits are those of a layer's chan
 }
 
 TEST_CASE(
-    "keys before RoPE: a chunk of slow pairs that is read at other positions has the codes that it had, turned there") {
-  constexpr int kDim = 16, kShift = 2400;
+    "keys before RoPE: a chunk of slow pairs that is read some blocks of positions later has the codes that it had") {
+  constexpr int kDim = 16, kShift = 10 * kTurnBlock;
   constexpr std::size_t kTokens = 8;
   CodedSide side;
   side.transform.rotation = side.transform.read_rotation = MatrixStack::identity(kDim);
