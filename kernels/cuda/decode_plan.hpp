@@ -99,7 +99,7 @@ struct CodedTiling {
   /// Tokens that a warp takes at a time: 64 where there are registers for their scores.
   [[nodiscard]] constexpr int step() const { return key_tiles == 1 || operands <= kFew ? 64 : 32; }
   /// Warps that share their tokens.
-  [[nodiscard]] constexpr int team() const { return key_tiles <= 2 ? 1 : 4; }
+  [[nodiscard]] OSCAR_HOST_DEVICE constexpr int team() const { return key_tiles <= 2 ? 1 : 4; }
   /// Steps whose copies a warp has room for. With one, keys and values of the next step are copied as soon as those of
   /// a step have been read; a second one would take room that other warps need. Teams wait for each other more often
   /// in steps of 32 tokens, whose copies are half as large: they have two.

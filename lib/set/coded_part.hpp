@@ -30,9 +30,9 @@ struct CodedSide {
   /// rotation is the write side and read_rotation the read side, (Hkv, d, d); keys have a mean, (Hkv, d).
   Transform transform;
   std::vector<CodedFormat> formats;  // of the KV heads
-  /// Keys are stored before RoPE: at position j y = z write, with z = (x - mean R(j)) S(-j), and readers have x = y
-  /// read^T S(j) + mean R(j), where S turns the pairs that are not fast (kernels/rotary.hpp). Both matrices are block
-  /// diagonal over pairs. Else nothing.
+  /// Keys are stored before RoPE: y = z write, and readers have z = y read^T. Of a key k at position j, z is k - mean
+  /// R(j) in fast pairs, and k R(-a) - mean in others, with a = turn_anchor(j) (kernels/rotary.hpp). Both matrices are
+  /// block diagonal over pairs. Else nothing.
   std::optional<Rotary> rotary = {};
   double damage = 0;  // what its errors are expected to cost: of a model, nats of KL a token; only a fit knows it
 };

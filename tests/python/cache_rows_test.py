@@ -95,7 +95,7 @@ class RowsTest(unittest.TestCase):
     def test_keys_of_a_text_that_becomes_long_turn_as_a_long_text_has_them(self):
         """With LongRoPE: each call's keys turned by the text that there was, and all that are packed are read by the text that there is."""
         near, frequency = 24, 10.0 ** -torch.arange(32)
-        rotary = oscar_kv.sets.Rotary([[i, i + 32] for i in range(32)], frequency.tolist(), 2**-9, (frequency / 2).tolist(), near)
+        rotary = oscar_kv.sets.Rotary([[i, i + 32] for i in range(32)], frequency.tolist(), 2**-9, 256, (frequency / 2).tolist(), near)
         key = dataclasses.replace(side(64, 0, levels=256), rotation=torch.eye(64).expand(2, 64, 64), read_rotation=torch.eye(64).expand(2, 64, 64), rotary=rotary)
         layer = oscar_kv.Layer(3, key, side(64, 7, levels=256))
         rows, keys, values = LayerRows(oscar_kv.SetPart({3: layer}, (SINK, RECENT)), layer), random(1, 2, 40, 64, seed=5), random(1, 2, 40, 64, seed=6)

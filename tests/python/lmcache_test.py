@@ -196,7 +196,7 @@ class LmcacheTest(unittest.TestCase):
             with self.assertRaisesRegex(ValueError, text):
                 create_serde_processor(SerdeConfig("oscar", said))
         part = tiny()
-        key = dataclasses.replace(part.layers[1].key, rotary=Rotary([[0, 1]], [1.0], 2**-9))
+        key = dataclasses.replace(part.layers[1].key, rotary=Rotary([[0, 1]], [1.0], 2**-9, 256))
         part.layers[1] = dataclasses.replace(part.layers[1], key=key)
         with self.assertRaisesRegex(ValueError, r"keys of layers \[1\] before RoPE, .*with --keys after-rope"):
             lmcache.SetSerde(part)

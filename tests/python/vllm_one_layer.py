@@ -56,7 +56,7 @@ FREQUENCY = 10.0 ** -torch.arange(DIM // 2)
 def set_before_rope():
     """Of keys that turn at half the frequency in texts of more than 100 tokens, as a server of longer ones has all its keys."""
     part, pairs = coded_set(), [[i, i + DIM // 2] for i in range(DIM // 2)]
-    rotary = oscar_kv.sets.Rotary(pairs, FREQUENCY.tolist(), 2**-9, (FREQUENCY / 2).tolist(), 100)
+    rotary = oscar_kv.sets.Rotary(pairs, FREQUENCY.tolist(), 2**-9, 256, (FREQUENCY / 2).tolist(), 100)
     layer, one = part.layers[3], torch.eye(DIM).expand(KV_HEADS, -1, -1)
     levels = layer.key.levels.clamp(min=64)
     key = replace(layer.key, rotation=one, read_rotation=one, levels=levels, step=8 / levels, sigma=torch.ones(KV_HEADS, DIM), rotary=rotary)

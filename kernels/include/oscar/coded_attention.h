@@ -89,10 +89,12 @@ typedef struct {
 int oscar_coded_layout_of(const oscar_coded_format* format, oscar_coded_layout* layout, void* table);
 
 /* Keys before RoPE. R(j) turns pair p of channels, (x, y), by j frequency[p]: to (x cos - y sin, x sin + y cos). A key k at position j
- * less its mean turned, k - mean R(j), is packed as the row y = bfloat16(x W): in pairs that are fast x is that, and in the others that
- * turned back by R(-j). So it is read as x R(j) + mean R(j), with x = y W^-1, or x alone in fast pairs. A pair is fast if it turns by more
- * than 2^-9 radian a position in texts of either length. There a few positions turn what a key has besides its mean in every direction,
- * so turning it back would gain little; it stays as it stands, and readers of many tokens need not turn it.
+ * is packed as the row y = bfloat16(x W). In pairs that are fast x is k - mean R(j), and in the others k R(-a) - mean, where a is
+ * 256 floor(j / 256) + 128, the middle of the block of 256 positions that j is in. So it is read as x + mean R(j) and as (x + mean) R(a),
+ * with x = y W^-1. A pair is fast if it turns by more than 2^-9 radian a position in texts of either length. There a few positions turn
+ * what a key has besides its mean in every direction, so turning it back would gain little; other pairs turn by at most 1/4 radian from
+ * the middle of a block. So a reader of many tokens turns its queries once a block, and no row of a key. Keys that
+ * oscar_coded_unpack() moves are read as of where they were packed, and turned from there to where they are read.
  * W mixes only the two channels of a pair, so each pair has two coordinates of a row. Where rows are packed and unpacked sums are float32;
  * so are the products j frequency[p], whose cosines and sines are exact to 1e-6; keys that are unpacked are rounded to bfloat16.
  * oscar_coded_decode() rounds no key, and frequencies to 2^-31 of a turn. Host memory. */
