@@ -265,14 +265,13 @@ class CodedCopies {
 
   const CodedParams& p_;
   int lane_, full_planes_, half_planes_, key_full_planes_, key_half_planes_;
-  int lane_slot_;              // what the lane adds to a token's place in its page
-  const std::int32_t* table_;  // of pages, of the sequence
-  const unsigned char* rows_;  // those of this KV head in page 0, for this lane
-  int scales_;                 // from there to those of the scales
-  int split_first_ = 0, split_end_ = 0;
-  int first_ = 0, end_ = 0;       // the first token of the first step, the end of the team's tokens
-  int ahead_ = 0;                 // the first token of the step that is copied next
-  int pages_[kPlaneFactor] = {};  // of that step
+  int lane_slot_;                                              // what the lane adds to a token's place in its page
+  const std::int32_t* table_;                                  // of pages, of the sequence
+  const unsigned char* rows_;                                  // those of this KV head in page 0, for this lane
+  int scales_;                                                 // from there to those of the scales
+  int split_first_ = 0, split_end_ = 0, first_ = 0, end_ = 0;  // of the split; of this warp's first step, of the team
+  int ahead_ = 0;                                              // the first token of the step that is copied next
+  int pages_[kPlaneFactor] = {};                               // of that step
   const std::int32_t* next_ =
       nullptr;  // in the table: that step's page. null unless kFollowsPages and pages have 64 tokens
   const unsigned char* page_ = nullptr;  // the lane's rows in the page that is being copied, where next_ is not null
@@ -373,7 +372,6 @@ class StepScales {
  private:
   /// Where token lane has its scales; those of token 32 + lane lie 512 bytes behind.
   [[nodiscard]] __device__ unsigned own_place() const { return scales_ + 16 * (lane_ - lane_ / 4); }
-
   static constexpr float kWeightBits = 15.5F;  // not 16: differences of scores of a million are off by 1/16
   unsigned scales_;
   float value_units_[2];

@@ -3,7 +3,7 @@
 
     stored = bf16(bf16(x - mean) bf16(rotation)),   native = stored bf16(read)^T + mean,   q' = bf16(bf16(q) bf16(read))
 
-(keys that are stored before RoPE are native until they are packed, where their mean is taken off and slow pairs are turned back, and native
+(keys that are stored before RoPE are native until they are packed, where slow pairs are turned back and their mean is taken off, and native
 again once they are unpacked: their matrices here are 1, and q' = q)
 
 and stored rows packed in pages of bytes, by the operators of liboscar_torch.so: kernels on CUDA, their references on the CPU. Rows are

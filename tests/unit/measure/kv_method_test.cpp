@@ -50,8 +50,8 @@ TEST_CASE("where values are narrower than keys, bits are those of a layer's chan
 }
 
 TEST_CASE(
-    "keys before RoPE: a chunk of slow pairs that is read some blocks of positions later has the codes that it had") {
-  constexpr int kDim = 16, kShift = 10 * kTurnBlock;
+    "keys before RoPE: slow pairs have the codes that they had some blocks of positions later, others within a block") {
+  constexpr int kDim = 16, kShift = 10 * kTurnBlock, kWithin = kTurnBlock / 2;
   constexpr std::size_t kTokens = 8;
   CodedSide side;
   side.transform.rotation = side.transform.read_rotation = MatrixStack::identity(kDim);
@@ -67,8 +67,8 @@ TEST_CASE(
   REQUIRE(method.layer(0).key.method != nullptr);
   CHECK(bits_per_element(method, 4096).fp16_params == 5);  // 4 bits, and two bytes of 16 channels
   const std::vector<float> chunk = test::gaussian_floats(kTokens * kDim, 3);
-  std::vector<float> rows((kTokens + kShift) * kDim);  // the chunk at position 0, and again at kShift
-  for (const std::size_t first : {std::size_t{0}, std::size_t{kShift}}) {
+  std::vector<float> rows((kTokens + kShift) * kDim);  // the chunk at position 0, at kWithin, and again at kShift
+  for (const std::size_t first : {std::size_t{0}, std::size_t{kWithin}, std::size_t{kShift}}) {
     const auto own = std::span(rows).subspan(first * kDim, chunk.size());
     std::ranges::copy(chunk, own.begin());
     turn(*side.rotary, Turn::kForth, own, 1, static_cast<std::int64_t>(first));
@@ -78,13 +78,15 @@ TEST_CASE(
   std::vector<float> read = reconstruct(*method.layer(0).key.method, heads_view(rows, tokens, 1, kDim), {0, tokens},
                                         {{}, Precision::kExact, backend.get()});
   turn(*side.rotary, Turn::kBack, read, 1, 0);
-  double noise = 0, moved = 0;
+  double noise = 0, moved = 0, within = 0;
   for (std::size_t i = 0; i < chunk.size(); ++i) {
     noise = std::max(noise, std::abs(double{read[i]} - chunk[i]));
     moved = std::max(moved, std::abs(double{read[i]} - read[kShift * kDim + i]));
+    within = std::max(within, std::abs(double{read[i]} - read[kWithin * kDim + i]));
   }
   CHECK((noise > 0.05 && noise < 0.5));
   CHECK(moved < 1e-5);
+  CHECK(within > 0.01);
 }
 
 TEST_CASE("the Hadamard baseline is orthogonal, symmetric and made of equal entries inside its blocks") {
