@@ -84,6 +84,11 @@ void choose_rule(std::int64_t batch, const oscar_coded_layout& layout, bool turn
   const int copies = std::min(share, p.most_shared_bytes) - (turns ? static_cast<int>(places(0).own) : of_queries(0));
   tiling = tiling.fitted(copies, layout.planes, rule.warps, beside);
   rule.warps = tiling.warps(copies, layout.planes, rule.warps, beside);
+  while (rule.warps > tiling.team() &&  // what is there only to begin with may take more than few warps do
+         of_queries(rule.warps) + rule.warps * tiling.warp_bytes(layout.planes) >
+             std::min(share, p.most_shared_bytes)) {
+    rule.warps -= tiling.team();
+  }
   p.fits = of_queries(rule.warps) + rule.warps * tiling.warp_bytes(layout.planes) <= p.most_shared_bytes;
 }
 

@@ -100,7 +100,8 @@ struct CodedOperands {
 
 /// Queries times what a unit of their operand's bytes is worth, as integers of two signed bytes, unit * (256 * high +
 /// low), in shared memory: words[pair of operands][key tile][lane][operand of the pair]. Lane (g, t) of a tile has four
-/// channels of head g / 2, high bytes if g is even. The error is less than 2^-16 of a head's largest product.
+/// channels of head g / 2, high bytes if g is even. The error is less than 2^-16 of a head's largest product,
+/// but of keys before RoPE that of float16.
 template <class S>
 class CodedQueries {
  public:

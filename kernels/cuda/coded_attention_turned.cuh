@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Keys before RoPE in the coded decode kernel: the scores of a warp, of what TurnedQueries prepared for its block.
+// Keys before RoPE in the coded decode kernel: the scores of a warp, of what TurnedQueries prepared for its thread
+// block.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -42,7 +43,7 @@ class TurnedScores : public CodedScores<S> {
     if (end < Copies::kStep) [[unlikely]]
       this->drop_key_scales(0, end);
     this->add_all(stage, scores);
-    if (end < Copies::kStep) [[unlikely]] {  // where a history begins oddly
+    if (end < Copies::kStep) [[unlikely]] {  // where a history's first position is no multiple of a step
       add_levels(end, -1, scores);
       turn_to(anchor_ + kTurnBlock);
       add_levels(end, 1, scores);
@@ -161,7 +162,7 @@ class TurnedScores : public CodedScores<S> {
       store_shared_word(to + 32, __byte_perm(x.y, y.y, 0x6420));
     }
   }
-  /// Of two numbers of at most 127.5, in each half's low byte: the nearest integer, and 256 times what it lacks. A
+  /// Of two numbers of less than 127.5, in each half's low byte: the nearest integer, and 256 times what it lacks. A
   /// float16 from 1024 to 2048 has an integer in its lowest bits.
   __device__ __forceinline__ static uint2 in_bytes(unsigned numbers) {
     const __half2 shift = __float2half2_rn(1536), x = halves(numbers), high = __hadd2(x, shift);

@@ -6,11 +6,11 @@
 // adds to the score of a query (q_0, q_1)
 //   y_c Re(exp(-i a f) z_c),   z_c = (W^-1_c0 - i W^-1_c1) (q_0 + i q_1),
 // with f = 0 in a fast pair, and a mean what a coordinate 1 would add whose row of W^-1 is the mean, by j in place of a
-// in a fast pair. A warp makes CodedQueries of z once for all its tokens of a block of positions, which are read as
-// those of keys that do not turn. Means of fast pairs are products of their own, around the middle m of a step of 32 or
-// 64 tokens, with cosines and sines of (j - m) f that are the same in all steps: a block computes them once, and a warp
-// turns z by m f once a step. Such products, and the words of CodedQueries, are of float16. No row of a key is ever
-// made, and no code is multiplied but by a tensor core.
+// in a fast pair. A warp, or a team together, makes CodedQueries of z once for all its tokens of a block of
+// positions, which are read as those of keys that do not turn. Means of fast pairs are products of their own, around
+// the middle m of a step of 32 or 64 tokens, with cosines and sines of (j - m) f that are the same in all steps: a
+// thread block computes them once, and a warp turns z by m f once a step. Such products, and the words of CodedQueries,
+// are of float16. No row of a key is ever made, and no code is multiplied but by a tensor core.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -52,8 +52,9 @@ class TurnedQueries {
   [[nodiscard]] __device__ unsigned address() const { return static_cast<unsigned>(__cvta_generic_to_shared(shared_)); }
   /// What a unit of a head's scores is worth; not finite if one of its queries is not.
   [[nodiscard]] __device__ float unit(int head) const { return at<float>(places_.units)[head]; }
-  /// Pairs that are fast, the first ones; chunks of them.
+  /// Pairs that are fast: the first ones.
   [[nodiscard]] __device__ int fast() const { return fast_; }
+  /// Chunks that they take.
   [[nodiscard]] __device__ int fast_chunks() const { return (fast_ + kChunk - 1) / kChunk; }
 
   /// Fills what does not depend on queries. By all threads, as store().
@@ -144,7 +145,7 @@ class TurnedQueries {
         const int which_pair = first + n % 2 + 8 * (n / 2);
         if ((which_pair < fast_) != of_fast) continue;
         z[n] = scaled(product(pair(which_pair).mean, query(head, which_pair)), 1 / top);
-        if (of_fast && lane / 4 % 2 == 0) z[n].y = -z[n].y;  // see find_means()
+        if (of_fast && lane / 4 % 2 == 0) z[n].y = -z[n].y;  // see TurnedScores::find_means()
       }
       at<uint4>(places_.mean_z)[i] = make_uint4(pack_f16(z[0].x, z[1].x), pack_f16(z[0].y, z[1].y),
                                                 pack_f16(z[2].x, z[3].x), pack_f16(z[2].y, z[3].y));

@@ -148,7 +148,7 @@ struct TurnedPlaces {
   unsigned end, of_warp;                  // bytes in all; of what a warp and its share of a team have
 
   /// step: tokens. Cosines are kept of the first half of them: those of the others are the same in the opposite order.
-  /// What comes before z, and what a warp has, does not depend on key_operands and warps.
+  /// The places up to `gather`, and those of a warp's own, do not depend on key_operands and warps.
   OSCAR_HOST_DEVICE constexpr TurnedPlaces(int head_dim, int step, int key_tiles, int key_operands, int warps) {
     const auto count = static_cast<unsigned>(key_operands), dim = static_cast<unsigned>(head_dim);
     const auto tiles = static_cast<unsigned>(key_tiles), tokens = static_cast<unsigned>(step / 32);

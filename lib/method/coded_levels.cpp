@@ -375,7 +375,7 @@ CodedSide coded_side(CodedBasis basis, const std::vector<std::vector<float>>& ro
     std::vector<float> own_rows = rows[head];
     std::span<const double> mean;
     if (!side.transform.mean.empty()) mean = std::span(side.transform.mean).subspan(head * dim, dim);
-    if (side.rotary) {  // where rows stand makes no difference to a grid
+    if (side.rotary) {  // the rows of a sample as one text: 256 and more are at all distances from a block's middle
       turn(*side.rotary, Turn::kForth, own_rows, 1, 0);
       turn_stored(*side.rotary, Turn::kBack, std::exchange(mean, {}), own_rows, 1, 0);
     }

@@ -67,8 +67,9 @@ struct Distances {
 /// Returns the basis of keys before RoPE, of each pair of channels that turn together alone, so that a reader needs no
 /// product with a matrix between turning and the query. On each pair it is that of coded_key_basis(), with the plain
 /// part's mean over both channels, and always centred: readers add the mean, turned, to what they decode. Fast pairs
-/// are stored as they stand (turn_stored()), so that their metric and covariance are multiples of the identity. Throws
-/// NumericalError as coded_key_basis() does.
+/// are stored as they stand (turn_stored()), so that their metric and covariance are multiples of the identity.
+/// What other pairs turn from the middle of a block of positions is left out of theirs. Throws NumericalError as
+/// coded_key_basis() does.
 ///
 /// cost: of errors of keys before RoPE. fisher: base_key and base_key_sum are read, and weight.
 [[nodiscard]] CodedBasis coded_pair_basis(const MatrixStack& cost, const MatrixStack& queries, double plain_part,

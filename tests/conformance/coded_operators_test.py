@@ -210,7 +210,7 @@ class CodedTest(OperatorTest):
         cache.fill()
         turn, _, cache.keys = turning_layer(cache, interleaved, int(turning * cache.dim), far)
         positions = torch.randint(0, 20000, (len(cache.lengths),), dtype=torch.int32, device=DEVICE)
-        positions[0] = 64  # the others' steps have tokens of two blocks of positions
+        positions[0] = 64  # a multiple of a step: most steps of the other sequences have tokens of two blocks of positions
         cache.turned = {"k_turn": turn, "k_positions": positions, "k_far": far}
         self.check_decode(cache)
 

@@ -265,6 +265,7 @@ class SetsTest(unittest.TestCase):
                 ("not all channels once", (), lambda part: part["rotary"][0]["pairs"].__setitem__(0, [0.0, 64])),
                 ("other parts of keys before RoPE", (), lambda part: part["rotary"][0].update(fast_frequency=2**-10)),
                 ("other parts of keys before RoPE", (), lambda part: part["rotary"][0].update(turn_block=128)),
+                ("other parts of keys before RoPE", (), lambda part: part["rotary"][0].pop("turn_block")),
                 ("not all channels once", (), lambda part: part["rotary"][0].update(near_context=8)),
                 ("not all channels once", (), lambda part: part["rotary"][0].update(far_frequency=[1], near_context=8)),
                 ("are missing, or of other pairs", {name + "pair": None}, same), ("are missing, or of other pairs", {name + "pair": 0 * pair}, same),

@@ -56,7 +56,7 @@ class Rotary:
     pairs: list[list[int]]
     frequency: list[float]
     fast_frequency: float
-    turn_block: int
+    turn_block: int = 0
     far_frequency: list[float] | None = None
     near_context: int = 0
 

@@ -24,9 +24,8 @@
  * the error of a score. p counts from bit 4 if these bits, and those that the same product takes of the neighbouring byte, all
  * lie in upper halves of bytes, but from bit 0 for the last such operand of a class where it shares a pair with one of the lower
  * halves. A code that is cut in two counts as two channels, of which the upper has a larger step. Fits make
- * the steps of a head about equal. Keys before RoPE are multiplied in float16 instead, and where pairs are not fast, cosines and sines
- * are those of the line through the middle of 32 or 64 tokens, which is 1/512 of a channel away at most: outputs are as far from fp64 as
- * those of keys rounded to bfloat16, and 2e-3.
+ * the steps of a head about equal. For keys before RoPE these products are rounded to float16 first, and so is what
+ * means add: outputs are as far from fp64 as those of keys rounded to bfloat16, and 2e-3.
  *
  * A page. Heads follow each other. A head's data in a page of P tokens are planes: one of (P, 16) bytes for each
  * 16-byte piece of the keys' rows, the same for the values' rows, then (P, 8) for an 8-byte piece of the keys' rows and for
