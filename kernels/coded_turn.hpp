@@ -25,10 +25,6 @@ struct alignas(16) CodedTurnPair {
   std::int32_t is_fast;  // 1: see is_fast()
 };
 
-struct PairValues {
-  float first, second;
-};
-
 /// Cosine and sine of position times frequency, a product that is rounded to float32 once, as models compute it. Whole
 /// turns are taken off in float64, so that what is left is small, and exact enough for the fast functions of a GPU.
 OSCAR_HOST_DEVICE inline PairValues cosine_and_sine(std::int32_t position, float frequency) {
@@ -42,10 +38,6 @@ OSCAR_HOST_DEVICE inline PairValues cosine_and_sine(std::int32_t position, float
   out = {std::cos(rest), std::sin(rest)};
 #endif
   return out;
-}
-
-OSCAR_HOST_DEVICE inline PairValues turned_by(PairValues angle, float x, float y) {
-  return {x * angle.first - y * angle.second, x * angle.second + y * angle.first};
 }
 
 /// The pair's channels of the key at `position` of the coordinates of a packed row.

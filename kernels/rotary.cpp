@@ -65,11 +65,11 @@ Rotary rotary_from_json(const Json& json, const std::string& where) {
 
 namespace {
 
-/// change(x, y, pair, at, cosine, sine) for the channels (x, y) of all pairs of rows, whose heads begin at channel
-/// `at`: by the angle that the model turns `stands_at(pair, position)` by.
-template <class StandsAt, class Change>
+/// Makes changed(x, pair, at, angle) of the channels x of all pairs of rows, whose heads begin at channel `at`: the
+/// angle is that of the model at stands_at(pair, position).
+template <class StandsAt, class Changed>
 void for_pairs(const Rotary& rotary, std::span<float> rows, int heads, std::int64_t first, const StandsAt& stands_at,
-               const Change& change) {
+               const Changed& changed) {
   const auto dim = static_cast<std::size_t>(rotary.dim()), width = dim * static_cast<std::size_t>(heads);
   const std::size_t tokens = width == 0 ? 0 : rows.size() / width;
   OSCAR_CHECK(tokens * width == rows.size() && rotary.frequency.size() * 2 == dim);
@@ -78,49 +78,47 @@ void for_pairs(const Rotary& rotary, std::span<float> rows, int heads, std::int6
     for (std::size_t p = 0; p < frequencies.size(); ++p) {
       const auto position = static_cast<float>(stands_at(p, first + static_cast<std::int64_t>(t)));
       const double angle = position * frequencies[p];
-      const auto cosine = static_cast<float>(std::cos(angle)), sine = static_cast<float>(std::sin(angle));
-      const auto i = static_cast<std::size_t>(rotary.pairs[2 * p]),
-                 j = static_cast<std::size_t>(rotary.pairs[2 * p + 1]);
+      const PairValues turn{static_cast<float>(std::cos(angle)), static_cast<float>(std::sin(angle))};
       for (std::size_t at = 0; at < width; at += dim) {
-        change(rows[t * width + at + i], rows[t * width + at + j], p, at, cosine, sine);
+        float& x = rows[t * width + at + static_cast<std::size_t>(rotary.pairs[2 * p])];
+        float& y = rows[t * width + at + static_cast<std::size_t>(rotary.pairs[2 * p + 1])];
+        const PairValues out = changed(PairValues{x, y}, p, at, turn);
+        x = out.first, y = out.second;
       }
     }
   });
 }
 
-void turn_pair(float& x, float& y, float cosine, float sine) {
-  const float from = x;
-  x = from * cosine - y * sine;
-  y = from * sine + y * cosine;
-}
-
 }  // namespace
 
 void turn(const Rotary& rotary, Turn direction, std::span<float> rows, int heads, std::int64_t first) {
+  const float sign = direction == Turn::kForth ? 1 : -1;
   for_pairs(
       rotary, rows, heads, first, [](std::size_t, std::int64_t position) { return position; },
-      [&](float& x, float& y, std::size_t, std::size_t, float cosine, float sine) {
-        turn_pair(x, y, cosine, direction == Turn::kForth ? sine : -sine);
+      [&](PairValues x, std::size_t, std::size_t, PairValues angle) {
+        return turned_by({angle.first, sign * angle.second}, x.first, x.second);
       });
 }
 
 void turn_stored(const Rotary& rotary, Turn direction, std::span<const double> means, std::span<float> rows, int heads,
                  std::int64_t first) {
   OSCAR_CHECK(std::ssize(means) == std::int64_t{heads} * rotary.dim());
-  const float sign = direction == Turn::kForth ? 1 : -1;  // of the mean
+  const float sign = direction == Turn::kForth ? 1 : -1;
   for_pairs(
       rotary, rows, heads, first,
       [&](std::size_t p, std::int64_t position) { return rotary.is_fast(p) ? position : turn_anchor(position); },
-      [&](float& x, float& y, std::size_t p, std::size_t at, float cosine, float sine) {
-        auto mean_x = static_cast<float>(means[at + static_cast<std::size_t>(rotary.pairs[2 * p])]);
-        auto mean_y = static_cast<float>(means[at + static_cast<std::size_t>(rotary.pairs[2 * p + 1])]);
+      [&](PairValues x, std::size_t p, std::size_t at, PairValues angle) {
+        const auto mean_of = [&](std::size_t i) {
+          return static_cast<float>(means[at + static_cast<std::size_t>(rotary.pairs[2 * p + i])]);
+        };
+        PairValues mean{mean_of(0), mean_of(1)};
         if (rotary.is_fast(p)) {
-          turn_pair(mean_x, mean_y, cosine, sine);
+          mean = turned_by(angle, mean.first, mean.second);
         } else if (direction == Turn::kBack) {
-          turn_pair(x, y, cosine, -sine);
+          x = turned_by({angle.first, -angle.second}, x.first, x.second);
         }
-        x += sign * mean_x, y += sign * mean_y;
-        if (direction == Turn::kForth && !rotary.is_fast(p)) turn_pair(x, y, cosine, sine);
+        x = {x.first + sign * mean.first, x.second + sign * mean.second};
+        return rotary.is_fast(p) || direction == Turn::kBack ? x : turned_by(angle, x.first, x.second);
       });
 }
 

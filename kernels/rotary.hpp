@@ -32,6 +32,14 @@ template <class Position>
   return position / kTurnBlock * kTurnBlock + kTurnBlock / 2;
 }
 
+/// Of a pair of channels; of an angle its cosine and sine.
+struct PairValues {
+  float first, second;
+};
+OSCAR_HOST_DEVICE inline PairValues turned_by(PairValues angle, float x, float y) {
+  return {x * angle.first - y * angle.second, x * angle.second + y * angle.first};
+}
+
 struct Rotary {
   std::vector<int> pairs;        // (d / 2, 2): every channel of a head once; those that do not turn are paired, too
   std::vector<float> frequency;  // (d / 2), in radians a position; 0: the pair does not turn

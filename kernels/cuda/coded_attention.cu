@@ -81,12 +81,12 @@ void choose_rule(std::int64_t batch, const oscar_coded_layout& layout, bool turn
     return turns ? static_cast<int>(places(warps).end) : 128 * layout.key_operands * tiling.key_tiles;
   };
   const int beside = turns ? static_cast<int>(places(0).of_warp) : 0;
-  const int copies = std::min(share, p.most_shared_bytes) - (turns ? static_cast<int>(places(0).own) : of_queries(0));
+  const int room = std::min(share, p.most_shared_bytes);
+  const int copies = room - (turns ? static_cast<int>(places(0).own) : of_queries(0));
   tiling = tiling.fitted(copies, layout.planes, rule.warps, beside);
   rule.warps = tiling.warps(copies, layout.planes, rule.warps, beside);
   while (rule.warps > tiling.team() &&  // what is there only to begin with may take more than few warps do
-         of_queries(rule.warps) + rule.warps * tiling.warp_bytes(layout.planes) >
-             std::min(share, p.most_shared_bytes)) {
+         of_queries(rule.warps) + rule.warps * tiling.warp_bytes(layout.planes) > room) {
     rule.warps -= tiling.team();
   }
   p.fits = of_queries(rule.warps) + rule.warps * tiling.warp_bytes(layout.planes) <= p.most_shared_bytes;

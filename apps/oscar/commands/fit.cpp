@@ -162,7 +162,7 @@ void add_recipe_options(CLI::App& app, FitCommand& command) {
   option(
       recipe, "--keys", fit.keys,
       "Coded cache: store keys as they were before RoPE, with fewer errors, where a model's keys turn by their place "
-      "alone; or as attention reads them, which decode kernels read 1.3 to 2.4 times as fast")
+      "alone; or as attention reads them, which decode kernels read 1.2 to 2.1 times as fast")
       ->type_name("before-rope|after-rope");
   option(details, "--scope", fit.scope, "Coded cache: who shares one budget of bits")->type_name("model|layer|head");
   option(recipe, "--context", fit.context,
