@@ -137,7 +137,7 @@ struct FisherSums {
   /// (Hkv, d_v, d_v): sum_j (sum_i p_ij^2) v_j^T v_j, what an error of a value is multiplied by; without matrices it is
   /// not taken.
   MatrixStack value;
-  /// query, key and key_sum of QkvView::base_q and base_k, weighted likewise; without matrices they are not taken.
+  /// query of QkvView::base_q, and key and key_sum of base_k, weighted likewise; without matrices they are not taken.
   MatrixStack base_query, base_key;
   std::vector<double> base_key_sum;
 
@@ -148,8 +148,11 @@ struct FisherSums {
         key_sum(static_cast<std::size_t>(num_kv_heads) * static_cast<std::size_t>(head_dim)),
         weight(static_cast<std::size_t>(num_kv_heads)) {}
 
-  /// Asks for the sums before RoPE, too.
-  void take_base() { base_query = base_key = MatrixStack(key.count, key.dim), base_key_sum.resize(key_sum.size()); }
+  /// Asks for the sums before RoPE, too: of keys, and perhaps of queries.
+  void take_base(bool queries) {
+    base_key = MatrixStack(key.count, key.dim), base_key_sum.resize(key_sum.size());
+    if (queries) base_query = base_key;
+  }
 };
 
 /// log(1e-300): probabilities below it count as 1e-300 in a divergence.

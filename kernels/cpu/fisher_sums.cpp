@@ -207,7 +207,7 @@ void scale_rows(std::vector<double>& rows, std::span<const double> weights, int 
   for (std::size_t i = 0; i < rows.size(); ++i) rows[i] *= std::sqrt(weights[i / static_cast<std::size_t>(dim)]);
 }
 
-BlockSums sums_of(const QkvView& qkv, const CausalBlock& block, Windows windows, bool base) {
+BlockSums sums_of(const QkvView& qkv, const CausalBlock& block, Windows windows, bool base_queries) {
   const int d = qkv.q.head_dim, head = block.query_head / (qkv.q.num_heads / qkv.k.num_heads);
   const std::int64_t keys = block.keys();
   std::vector<double> q = rows_of(qkv.q, block.sequence.begin + block.first_query, block.queries, block.query_head);
@@ -231,7 +231,7 @@ BlockSums sums_of(const QkvView& qkv, const CausalBlock& block, Windows windows,
   }
   scale_rows(q, query_weights, d);
   add_gram_upper(q.data(), block.queries, d, sums.query_upper.data());
-  if (!base) return sums;
+  if (!base_queries) return sums;
   q = rows_of(qkv.base_q, block.sequence.begin + block.first_query, block.queries, block.query_head);
   scale_rows(q, query_weights, d);
   sums.base_upper.resize(sums.query_upper.size());
@@ -268,8 +268,10 @@ void accumulate_fisher_sums(const QkvView& qkv, std::span<const SequenceRange> s
   const int heads = qkv.k.num_heads, g = qkv.q.num_heads / heads, d = qkv.k.head_dim;
   OSCAR_CHECK(sums.query.dim == d && sums.query.count == heads &&
               sums.weight.size() == static_cast<std::size_t>(heads));
-  const bool values = sums.value.count > 0, base = sums.base_key.count > 0;
-  OSCAR_CHECK(!base || (qkv.base_q.num_heads == qkv.q.num_heads && qkv.base_k.num_heads == heads));
+  const bool values = sums.value.count > 0, base_keys = sums.base_key.count > 0;
+  const bool base_queries = sums.base_query.count > 0;
+  OSCAR_CHECK(!base_keys || qkv.base_k.num_heads == heads);
+  OSCAR_CHECK(!base_queries || qkv.base_q.num_heads == qkv.q.num_heads);
   OSCAR_CHECK(!values || (sums.value.count == heads && sums.value.dim == qkv.v.head_dim));
   for (const SequenceRange& sequence : sequences) {
     const std::vector<CausalBlock> blocks = causal_blocks({&sequence, 1}, qkv.q.num_heads);
@@ -278,11 +280,12 @@ void accumulate_fisher_sums(const QkvView& qkv, std::span<const SequenceRange> s
     std::vector<std::vector<double>> value_weights = key_weights;
     for (std::size_t first = 0; first < blocks.size(); first += kBlocksPerWave) {
       std::vector<BlockSums> found(std::min(kBlocksPerWave, blocks.size() - first));
-      parallel_for(found.size(), [&](std::size_t i) { found[i] = sums_of(qkv, blocks[first + i], windows, base); });
+      parallel_for(found.size(),
+                   [&](std::size_t i) { found[i] = sums_of(qkv, blocks[first + i], windows, base_queries); });
       for (std::size_t i = 0; i < found.size(); ++i) {
         const int head = blocks[first + i].query_head / g;
         add_symmetric(found[i].query_upper, sums.query[head], d);
-        if (base) add_symmetric(found[i].base_upper, sums.base_query[head], d);
+        if (base_queries) add_symmetric(found[i].base_upper, sums.base_query[head], d);
         add_to(key_weights[static_cast<std::size_t>(head)], found[i].key_weights);
         add_to(value_weights[static_cast<std::size_t>(head)], found[i].value_weights);
       }
@@ -291,7 +294,7 @@ void accumulate_fisher_sums(const QkvView& qkv, std::span<const SequenceRange> s
       const auto head = static_cast<int>(i);
       for (const double weight : key_weights[i]) sums.weight[i] += weight;
       add_keys(qkv.k, sequence, head, key_weights[i], sums.key_sum, sums.key[head]);
-      if (base) add_keys(qkv.base_k, sequence, head, key_weights[i], sums.base_key_sum, sums.base_key[head]);
+      if (base_keys) add_keys(qkv.base_k, sequence, head, key_weights[i], sums.base_key_sum, sums.base_key[head]);
       if (!values) return;
       add_weighted_gram(rows_of(qkv.v, sequence.begin, sequence.size(), head), value_weights[i], qkv.v.head_dim,
                         sums.value[head]);

@@ -74,22 +74,17 @@ void choose_rule(std::int64_t batch, const oscar_coded_layout& layout, bool turn
   const int blocks = warps_at_once / rule.warps;
   p.most_shared_bytes = memory.block - kOther;
   const int share = rule.warps == 8 ? memory.multiprocessor / blocks - 4 * 1024 : p.most_shared_bytes;
-  const auto places = [&](int warps) {
-    return TurnedPlaces(layout.head_dim, tiling.step(), tiling.key_tiles, layout.key_operands, warps);
+  const auto queries = [&](const CodedTiling& of, int warps) {
+    const int operands = layout.key_operands;
+    return turns ? static_cast<int>(TurnedPlaces(layout.head_dim, of.step(), of.key_tiles, operands, warps).end)
+                 : 128 * operands * of.key_tiles;  // words of CodedQueries
   };
-  const auto of_queries = [&](int warps) {
-    return turns ? static_cast<int>(places(warps).end) : 128 * layout.key_operands * tiling.key_tiles;
-  };
-  const int beside = turns ? static_cast<int>(places(0).of_warp) : 0;
   const int room = std::min(share, p.most_shared_bytes);
-  const int copies = room - (turns ? static_cast<int>(places(0).own) : of_queries(0));
-  tiling = tiling.fitted(copies, layout.planes, rule.warps, beside);
-  rule.warps = tiling.warps(copies, layout.planes, rule.warps, beside);
-  while (rule.warps > tiling.team() &&  // what is there only to begin with may take more than few warps do
-         of_queries(rule.warps) + rule.warps * tiling.warp_bytes(layout.planes) > room) {
-    rule.warps -= tiling.team();
-  }
-  p.fits = of_queries(rule.warps) + rule.warps * tiling.warp_bytes(layout.planes) <= p.most_shared_bytes;
+  tiling = tiling.fitted(room, layout.planes, rule.warps, queries);
+  rule.warps = tiling.warps(room, layout.planes, rule.warps, queries);
+  p.query_bytes = queries(tiling, rule.warps);
+  p.stage_bytes = tiling.stage_bytes(layout.planes), p.warp_bytes = tiling.warp_bytes(layout.planes);
+  p.fits = p.query_bytes + rule.warps * p.warp_bytes <= p.most_shared_bytes;
 }
 
 PagedRows narrow(const oscar_paged_rows& rows) {

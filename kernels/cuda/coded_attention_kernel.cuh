@@ -37,6 +37,7 @@ __global__ void __launch_bounds__(kWarp* kMostDecodeWarps, S::kBlocks)
   CodedCopies<S> copies(p, table, sequence);
   // Most sequences are as long as the longest: its pages are looked up while the length is on its way.
   const int longest = p.args.history.max_length, likely_first = p.longest.history_first(split);
+  const int likely_end = min(likely_first + p.longest.history_tokens, longest);
   const bool reads_history = likely_first >= 0 && likely_first < longest;
   unsigned char* const behind_warps = shared + p.rule.warps * p.warp_bytes;
   auto share = [&] {
@@ -48,9 +49,7 @@ __global__ void __launch_bounds__(kWarp* kMostDecodeWarps, S::kBlocks)
   }
   operands.load(table);
   follow_previous_launch();
-  if (reads_history) {
-    copies.look_up(likely_first, min(likely_first + p.longest.history_tokens, longest), warp);
-  }
+  if (reads_history) copies.look_up(likely_first, likely_end, warp);
   share.fetch(heads);
   const int length = p.args.history.lengths[sequence], window = p.args.window.lengths[sequence];
   heads.window = window;
@@ -69,7 +68,7 @@ __global__ void __launch_bounds__(kWarp* kMostDecodeWarps, S::kBlocks)
     merge_window<S>(state, shared, p.warp_bytes, p.rule.warps, all, split);
   } else {
     const int first = plan.history_first(split), end = min(first + plan.history_tokens, length);
-    if (!copies.has(first, end)) copies.look_up(first, end, warp);
+    if (first != likely_first || end != likely_end) copies.look_up(first, end, warp);
     const int team = warp / S::kTeam, rank = warp % S::kTeam;
     CodedTeam<S> work(p, copies, shared + team * S::kTeam * p.warp_bytes, rank, 1 + team,
                       S::kTurns ? p.args.turned.positions[sequence] : 0, sums.of_team[team]);
@@ -98,18 +97,12 @@ __global__ void __launch_bounds__(kWarp* kMostDecodeWarps, S::kBlocks)
 }
 
 template <class S>
-int launch(CodedParams p, cudaStream_t stream) {
+int launch(const CodedParams& p, cudaStream_t stream) {
   static_assert(kMostDecodeWarps % S::kTeam == 0 && S::kTiling.warp_bytes(0) >= kWindowMergeBytes<S>);
-  const int planes = p.args.layout.planes, key_operands = p.args.layout.key_operands;
-  const int queries =
-      S::kTurns
-          ? static_cast<int>(TurnedPlaces(S::kDim, CodedCopies<S>::kStep, S::kKeyTiles, key_operands, p.rule.warps).end)
-          : CodedQueries<S>::bytes(key_operands);
-  p.stage_bytes = S::kTiling.stage_bytes(planes);
-  p.warp_bytes = S::kTiling.warp_bytes(planes);
   const dim3 grid(static_cast<unsigned>(p.args.layout.num_kv_heads * p.parts), static_cast<unsigned>(p.args.batch),
                   static_cast<unsigned>(p.max_splits));
-  const int bytes = std::max(p.rule.warps * p.warp_bytes + queries, split_merge_bytes(p.part_heads, p.max_splits));
+  const int bytes =
+      std::max(p.rule.warps * p.warp_bytes + p.query_bytes, split_merge_bytes(p.part_heads, p.max_splits));
   return launch_overlapping<coded_decode<S>>(p, grid, kWarp * p.rule.warps, bytes, p.most_shared_bytes, stream);
 }
 

@@ -105,8 +105,6 @@ struct CodedOperands {
 template <class S>
 class CodedQueries {
  public:
-  /// Bytes of shared memory for `words`.
-  __host__ __device__ static int bytes(int key_operands) { return key_operands * S::kKeyTiles * kWarp * 4; }
   static constexpr float kLargest = 127 * 256;
 
   __device__ explicit CodedQueries(unsigned* words, float* units) : words_(words), units_(units) {}

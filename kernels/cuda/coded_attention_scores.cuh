@@ -61,6 +61,7 @@ struct CodedParams {
   int most_shared_bytes;            // of any block
   bool fits;                        // whether that is enough for one
   int stage_bytes, warp_bytes;      // of a step's copies; of all that a warp has in shared memory
+  int query_bytes;                  // of all that a block has there of its queries
 };
 
 /// Launches the kernel for kDim channels a head, and keys that turn or do not. Returns a cudaError_t.
@@ -119,7 +120,6 @@ class CodedCopies {
   /// Takes this warp's steps of tokens [first, end), which teams share: each has consecutive ones, of which its warps
   /// take one after the other in turn. Begins to load which pages hold the first.
   __device__ __forceinline__ void look_up(int first, int end, int warp) {
-    split_first_ = first, split_end_ = end;
     const int teams = p_.rule.warps / S::kTeam;
     const int tokens = ((end - first - 1) / (stride() * teams) + 1) * stride();  // of a team
     first += warp / S::kTeam * tokens;
@@ -127,9 +127,6 @@ class CodedCopies {
     if (kFollowsPages && p_.history_shift == 6) next_ = table_ + ahead_ / 64;
     find_pages();
   }
-  /// True if it has steps of these tokens.
-  __device__ bool has(int first, int end) const { return split_first_ == first && split_end_ == end; }
-
   /// Tokens from the first step of this warp to the end of its team's; from one step to the next.
   __device__ int tokens() const { return end_ - first_; }
   __device__ int end() const { return end_; }
@@ -265,13 +262,13 @@ class CodedCopies {
 
   const CodedParams& p_;
   int lane_, full_planes_, half_planes_, key_full_planes_, key_half_planes_;
-  int lane_slot_;                                              // what the lane adds to a token's place in its page
-  const std::int32_t* table_;                                  // of pages, of the sequence
-  const unsigned char* rows_;                                  // those of this KV head in page 0, for this lane
-  int scales_;                                                 // from there to those of the scales
-  int split_first_ = 0, split_end_ = 0, first_ = 0, end_ = 0;  // of the split; of this warp's first step, of the team
-  int ahead_ = 0;                                              // the first token of the step that is copied next
-  int pages_[kPlaneFactor] = {};                               // of that step
+  int lane_slot_;                 // what the lane adds to a token's place in its page
+  const std::int32_t* table_;     // of pages, of the sequence
+  const unsigned char* rows_;     // those of this KV head in page 0, for this lane
+  int scales_;                    // from there to those of the scales
+  int first_ = 0, end_ = 0;       // of this warp's first step, of the team
+  int ahead_ = 0;                 // the first token of the step that is copied next
+  int pages_[kPlaneFactor] = {};  // of that step
   const std::int32_t* next_ =
       nullptr;  // in the table: that step's page. null unless kFollowsPages and pages have 64 tokens
   const unsigned char* page_ = nullptr;  // the lane's rows in the page that is being copied, where next_ is not null

@@ -40,10 +40,11 @@ class TurnedScores : public CodedScores<S> {
     if (turn_anchor(position) != anchor_) turn_to(turn_anchor(position));
     find_means(2U * static_cast<unsigned>(position) + Copies::kStep - 1, scores);
     const int end = anchor_ + kTurnBlock / 2 - position;  // of the tokens of this block of positions
-    if (end < Copies::kStep) [[unlikely]]
+    const bool cut = end < min(Copies::kStep, valid);
+    if (cut) [[unlikely]]
       this->drop_key_scales(0, end);
     this->add_all(stage, scores);
-    if (end < Copies::kStep) [[unlikely]] {  // where a history's first position is no multiple of a step
+    if (cut) [[unlikely]] {  // where a history's first position is no multiple of a step
       add_levels(end, -1, scores);
       turn_to(anchor_ + kTurnBlock);
       add_levels(end, 1, scores);

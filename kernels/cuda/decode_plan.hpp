@@ -119,12 +119,16 @@ struct CodedTiling {
     return std::max(stages() * stage_bytes(planes) + weights_bytes(), 16 * operand_stride() / team());
   }
   /// Warps of a block that shared memory of `bytes` has room for: whole teams, one at least and `most` warps at most.
-  /// beside: bytes that each warp has besides.
-  [[nodiscard]] constexpr int warps(int bytes, int planes, int most, int beside = 0) const {
-    return team() * std::clamp(bytes / (warp_bytes(planes) + beside) / team(), 1, most / team());
+  /// beside(tiling, warps): bytes that a block of so many warps has besides.
+  template <class Beside>
+  [[nodiscard]] constexpr int warps(int bytes, int planes, int most, const Beside& beside) const {
+    int warps = most / team() * team();
+    while (warps > team() && warps * warp_bytes(planes) + beside(*this, warps) > bytes) warps -= team();
+    return std::max(warps, team());
   }
   /// Returns this tiling; where its steps would halve the warps of a block, one of shorter steps, which take less room.
-  [[nodiscard]] constexpr CodedTiling fitted(int bytes, int planes, int most, int beside = 0) const {
+  template <class Beside>
+  [[nodiscard]] constexpr CodedTiling fitted(int bytes, int planes, int most, const Beside& beside) const {
     const CodedTiling shorter{key_tiles, kSome};
     const bool halves = 2 * warps(bytes, planes, most, beside) <= shorter.warps(bytes, planes, most, beside);
     return operands == kFew && halves ? shorter : *this;
@@ -145,7 +149,7 @@ struct TurnedPlaces {
   unsigned team, team_bytes, word_bytes;  // of each team: its words, of two blocks of positions if it has several warps
   unsigned pairs, words, tops, queries;   // only to begin with: copies of the turn table's and the layout table's rows,
   unsigned pair_of;                       // and of q; of each coordinate: 2 * its pair, and 1 if it is its second
-  unsigned end, of_warp;                  // bytes in all; of what a warp and its share of a team have
+  unsigned end;                           // bytes in all
 
   /// step: tokens. Cosines are kept of the first half of them: those of the others are the same in the opposite order.
   /// The places up to `gather`, and those of a warp's own, do not depend on key_operands and warps.
@@ -162,7 +166,6 @@ struct TurnedPlaces {
     pair_of = queries + 8 * tiles * dim;
     const unsigned of_teams = team + team_bytes * static_cast<unsigned>(warps / in_team), at_first = pair_of + 2 * dim;
     end = of_teams > at_first ? of_teams : at_first;
-    of_warp = own_bytes + team_bytes / static_cast<unsigned>(in_team);
   }
 };
 

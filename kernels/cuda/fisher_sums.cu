@@ -104,11 +104,12 @@ __global__ void add_rows(const double* rows, std::int64_t heads, std::int64_t co
 class Sums {
  public:
   Sums(const Context& context, const QkvView& qkv, std::int64_t longest, Windows windows, bool with_values,
-       bool with_base)
+       bool with_base_keys, bool with_base_queries)
       : context_(context),
         windows_(windows),
         with_values_(with_values),
-        with_base_(with_base),
+        with_base_keys_(with_base_keys),
+        with_base_queries_(with_base_queries),
         heads_(qkv.k.num_heads),
         g_(qkv.q.num_heads / heads_),
         dim_(qkv.k.head_dim),
@@ -131,8 +132,8 @@ class Sums {
         key_grams_(context, heads_, dim_),
         value_grams_(context, with_values ? heads_ : 0, value_dim_),
         base_key_sums_(context, values(1, dim_)),
-        base_query_grams_(context, with_base ? heads_ : 0, dim_),
-        base_key_grams_(context, with_base ? heads_ : 0, dim_),
+        base_query_grams_(context, with_base_queries ? heads_ : 0, dim_),
+        base_key_grams_(context, with_base_keys ? heads_ : 0, dim_),
         weight_(static_cast<std::size_t>(heads_)) {
     key_sums_.fill_with_zeros(context);
     base_key_sums_.fill_with_zeros(context);
@@ -169,7 +170,7 @@ class Sums {
     OSCAR_CUDA_LAUNCHED("add_key_weights");
     weigh(q_, row_weights_.data(), scores.rows_per_head, scores.rows_per_head, scores.rows_per_head, dim_, weighted_q_);
     query_grams_.add(1, scores.rows_per_head, weighted_q_.data(), q_.data());
-    if (!with_base_) return;
+    if (!with_base_queries_) return;
     convert_rows(context_, base_q, heads_, queries_, q_.data());
     weigh(q_, row_weights_.data(), scores.rows_per_head, scores.rows_per_head, scores.rows_per_head, dim_, weighted_q_);
     base_query_grams_.add(1, scores.rows_per_head, weighted_q_.data(), q_.data());
@@ -181,7 +182,7 @@ class Sums {
     const std::vector<double> weights = key_weights_.to_host(context_);
     for (std::size_t i = 0; i < weights.size(); ++i) weight_[i / static_cast<std::size_t>(longest_)] += weights[i];
     add_keys(k, key_sums_, key_grams_);
-    if (with_base_) add_keys(base_k, base_key_sums_, base_key_grams_);
+    if (with_base_keys_) add_keys(base_k, base_key_sums_, base_key_grams_);
     for (std::int64_t key = 0; with_values_ && key < v.num_tokens; key += kTileKeys) {
       const HeadsView tile = v.tokens(key, std::min(key + kTileKeys, v.num_tokens));
       convert_rows(context_, tile, heads_, kTileKeys, v_.data());
@@ -194,8 +195,8 @@ class Sums {
     query_grams_.add_to(sums.query);
     key_grams_.add_to(sums.key);
     if (with_values_) value_grams_.add_to(sums.value);
-    if (with_base_) {
-      base_query_grams_.add_to(sums.base_query);
+    if (with_base_queries_) base_query_grams_.add_to(sums.base_query);
+    if (with_base_keys_) {
       base_key_grams_.add_to(sums.base_key);
       const std::vector<double> base_sums = base_key_sums_.to_host(context_);
       for (std::size_t i = 0; i < base_sums.size(); ++i) sums.base_key_sum[i] += base_sums[i];
@@ -233,7 +234,7 @@ class Sums {
 
   const Context& context_;
   Windows windows_;
-  bool with_values_, with_base_;
+  bool with_values_, with_base_keys_, with_base_queries_;
   int heads_, g_, dim_, value_dim_;
   std::int64_t queries_, longest_;
   DeviceBuffer<double> q_, weighted_q_, k_, weighted_k_, scores_, row_weights_, key_weights_, v_, weighted_v_,
@@ -250,11 +251,12 @@ void accumulate_fisher_sums(const Context& context, const QkvView& qkv, std::spa
                             Windows windows, FisherSums& sums) {
   OSCAR_CHECK(sums.query.dim == qkv.k.head_dim && sums.query.count == qkv.k.num_heads);
   OSCAR_CHECK(qkv.q.num_heads % qkv.k.num_heads == 0 && qkv.q.head_dim == qkv.k.head_dim);
-  const bool with_values = sums.value.count > 0, with_base = sums.base_key.count > 0;
+  const bool with_values = sums.value.count > 0, with_base_keys = sums.base_key.count > 0;
+  const bool with_base_queries = sums.base_query.count > 0;
   OSCAR_CHECK(!with_values || (sums.value.count == qkv.v.num_heads && sums.value.dim == qkv.v.head_dim));
   std::int64_t longest = 1;
   for (const SequenceRange& sequence : sequences) longest = std::max(longest, sequence.size());
-  Sums found(context, qkv, longest, windows, with_values, with_base);
+  Sums found(context, qkv, longest, windows, with_values, with_base_keys, with_base_queries);
   for (const SequenceRange& sequence : sequences) {
     if (sequence.size() == 0) continue;
     const QkvView rows = qkv.tokens(sequence);
@@ -267,18 +269,18 @@ void accumulate_fisher_sums(const Context& context, const QkvView& qkv, std::spa
       found.add_queries(q, base_q, blocks[i].begin, k.tokens(0, blocks[i].end));
     };
     found.begin_sequence();
-    if (with_base) {
+    if (with_base_queries) {
       const auto pieces = pieces_of<2>(std::vector<Views<2>>{{rows.q, rows.base_q}}, at_once);
       for_each_chunk<2>(context, pieces, [&](std::size_t i, const auto& chunk) { add(i, chunk[0], chunk[1]); });
     } else {
       const auto pieces = pieces_of<1>(std::vector<Views<1>>{{rows.q}}, at_once);
       for_each_chunk<1>(context, pieces, [&](std::size_t i, const auto& chunk) { add(i, chunk[0], {}); });
     }
-    Chunk<1> base_keys(context, {qkv.base_k}, with_base ? sequence.size() : 0);
-    if (with_base) base_keys.fetch({rows.base_k});
+    Chunk<1> base_keys(context, {qkv.base_k}, with_base_keys ? sequence.size() : 0);
+    if (with_base_keys) base_keys.fetch({rows.base_k});
     Chunk<1> values(context, {qkv.v}, with_values ? sequence.size() : 0);
     if (with_values) values.fetch({rows.v});
-    found.end_sequence(k, with_base ? base_keys.arrived()[0] : HeadsView(),
+    found.end_sequence(k, with_base_keys ? base_keys.arrived()[0] : HeadsView(),
                        with_values ? values.arrived()[0] : HeadsView());
   }
   found.add_to(sums);

@@ -72,7 +72,7 @@ std::vector<std::int64_t> sequence_lengths(LayerStream& stream) {
   return lengths;
 }
 
-bool RowsBeforeRope::next(QkvChunk& chunk, bool with_queries) {
+bool RowsBeforeRope::next(QkvChunk& chunk) {
   if (!layer_.next(chunk)) return false;
   struct Owner {
     std::shared_ptr<const void> source;
@@ -90,7 +90,7 @@ bool RowsBeforeRope::next(QkvChunk& chunk, bool with_queries) {
     }
     return heads_view(rows, x.num_tokens, x.num_heads, x.head_dim);
   };
-  if (with_queries) chunk.view.base_q = turned_back(chunk.view.q, owner->q);
+  if (with_queries_) chunk.view.base_q = turned_back(chunk.view.q, owner->q);
   chunk.view.base_k = turned_back(chunk.view.k, owner->k);
   chunk.owner = owner;
   return true;

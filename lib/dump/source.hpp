@@ -91,29 +91,29 @@ struct SourceLimits {
 [[nodiscard]] std::vector<std::string> blocks_within(std::vector<std::string> whole,
                                                      std::span<const std::int64_t> lengths);
 
-/// Yields what another stream yields, with QkvView::base_q and base_k in float32. Refers to the stream.
+/// Yields what another stream yields, with QkvView::base_k in float32, and base_q too with_queries. Refers to the
+/// stream.
 class RowsBeforeRope : public LayerStream {
  public:
-  RowsBeforeRope(LayerStream& layer, Rotary rotary) : layer_(layer), rotary_(std::move(rotary)) {}
+  RowsBeforeRope(LayerStream& layer, Rotary rotary, bool with_queries)
+      : layer_(layer), rotary_(std::move(rotary)), with_queries_(with_queries) {}
 
-  bool next(QkvChunk& chunk) override { return next(chunk, true); }
+  bool next(QkvChunk& chunk) override;
   bool skip(QkvChunk& chunk) override { return layer_.skip(chunk); }
   void rewind() override { layer_.rewind(); }
-
- protected:
-  bool next(QkvChunk& chunk, bool with_queries);
 
  private:
   LayerStream& layer_;
   Rotary rotary_;
+  bool with_queries_;
 };
 
 /// The same with keys before RoPE in the place of keys, and no queries before it.
 class KeysBeforeRope : public RowsBeforeRope {
  public:
-  using RowsBeforeRope::RowsBeforeRope;
+  KeysBeforeRope(LayerStream& layer, Rotary rotary) : RowsBeforeRope(layer, std::move(rotary), false) {}
   bool next(QkvChunk& chunk) override {
-    if (!RowsBeforeRope::next(chunk, false)) return false;
+    if (!RowsBeforeRope::next(chunk)) return false;
     chunk.view.k = std::exchange(chunk.view.base_k, {});
     return true;
   }

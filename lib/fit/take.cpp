@@ -101,7 +101,10 @@ LayerStatistics take_layer(int id, LayerStream& rows, const ModelIdentity& model
   LayerStatistics layer{.layer_id = id, .key_dim = shape.key_dim, .value_dim = shape.value_dim};
   const auto turning = options.coded ? options.rotary.find(id) : options.rotary.end();
   std::optional<RowsBeforeRope> base;
-  if (turning != options.rotary.end()) base.emplace(rows, *(layer.rotary = turning->second));
+  const auto cost = costs.find(id);
+  if (turning != options.rotary.end()) {  // what errors of keys cost is asked of queries if nobody else tells
+    base.emplace(rows, *(layer.rotary = turning->second), /*with_queries=*/cost == costs.end());
+  }
   const SumsWanted wanted{options.moments, options.windows, options.coded};
   layer.first = take(base ? *base : rows, wanted, backend);
   layer.first_data = {0};
@@ -117,7 +120,6 @@ LayerStatistics take_layer(int id, LayerStream& rows, const ModelIdentity& model
   if (base) take_keys_before_rope(rows, shape.tokens, options, layer);
   if (options.clip) layer.sample = sample_layer(rows, options.windows, *options.clip);
   if (!options.coded) return layer;
-  const auto cost = costs.find(id);
   if (cost != costs.end()) layer.cost = cost->second;
   if (cost == costs.end() && measure) layer.damage = damage_of(layer, options.windows, context, measure, backend);
   return layer;

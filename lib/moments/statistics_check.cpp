@@ -181,8 +181,8 @@ void require_sums_of_rows(const LayerStatistics& layer, const Statistics& manife
     check_mean(fisher.key_sum, fisher.weight, fisher.key, "fisher.key_sum", place);
     if (fisher.value.count > 0) check_stack(fisher.value, "fisher.value", place);
     if (fisher.base_key.count > 0) {
-      check_stack(fisher.base_query, "fisher.base_query", place),
-          check_stack(fisher.base_key, "fisher.base_key", place);
+      check_stack(fisher.base_key, "fisher.base_key", place);
+      if (fisher.base_query.count > 0) check_stack(fisher.base_query, "fisher.base_query", place);
       place.require(are_finite(fisher.base_key_sum), "fisher.base_key_sum", "has values that are not finite");
       check_mean(fisher.base_key_sum, fisher.weight, fisher.base_key, "fisher.base_key_sum", place);
     }

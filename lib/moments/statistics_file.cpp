@@ -115,11 +115,12 @@ void add_layer(const LayerStatistics& layer, Tensors& tensors) {
     tensors.emplace_back(prefix + "fisher.key_sum", tensor_of(fisher->key_sum));
     tensors.emplace_back(prefix + "fisher.weight", tensor_of(fisher->weight));
     if (fisher->base_key.count > 0) {
-      tensors.emplace_back(prefix + "fisher.base_query", tensor_of(fisher->base_query));
       tensors.emplace_back(prefix + "fisher.base_key", tensor_of(fisher->base_key));
       tensors.emplace_back(prefix + "fisher.base_key_sum", tensor_of(fisher->base_key_sum));
     }
-    if (fisher->value.count > 0) tensors.emplace_back(prefix + "fisher.value", tensor_of(fisher->value));
+    for (const auto& [name, stack] : {std::pair{"value", &fisher->value}, {"base_query", &fisher->base_query}}) {
+      if (stack->count > 0) tensors.emplace_back(prefix + "fisher." + name, tensor_of(*stack));
+    }
   }
   if (layer.cost) {
     tensors.emplace_back(prefix + "cost.key", tensor_of(layer.cost->key));
@@ -148,9 +149,8 @@ int heads_of(const LayerStatistics& layer, const std::string& where) {
   if (layer.first.fisher) {
     counts.push_back(layer.first.fisher->query.count);
     counts.push_back(layer.first.fisher->key.count);
-    if (layer.rotary) {
-      counts.push_back(layer.first.fisher->base_query.count), counts.push_back(layer.first.fisher->base_key.count);
-    }
+    if (layer.rotary) counts.push_back(layer.first.fisher->base_key.count);
+    if (layer.rotary && !layer.cost) counts.push_back(layer.first.fisher->base_query.count);
     if (layer.first.fisher->value.count > 0) counts.push_back(layer.first.fisher->value.count);
   }
   if (layer.cost) counts.push_back(layer.cost->key.count), counts.push_back(layer.cost->value.count);
@@ -247,10 +247,10 @@ LayerStatistics StatisticsFile::read(const LayerStatistics& layer) const {
     }
   }
   if (has(prefix + "sst.sums")) out.sst = moments(prefix + "sst", layer.value_dim);
-  if (has(prefix + "fisher.query")) out.first.fisher = fisher(prefix + "fisher", layer);
   if (has(prefix + "cost.key")) {
     out.cost = ErrorCost{stack(prefix + "cost.key", layer.key_dim), stack(prefix + "cost.value", layer.value_dim)};
   }
+  if (has(prefix + "fisher.query")) out.first.fisher = fisher(prefix + "fisher", out);
   const int heads = heads_of(out, path_ + ", " + prefix.substr(0, prefix.size() - 1));
   if (has(prefix + "keys.sums")) {
     const auto size = static_cast<std::size_t>(heads) * static_cast<std::size_t>(layer.key_dim);
@@ -309,7 +309,7 @@ FisherSums StatisticsFile::fisher(const std::string& name, const LayerStatistics
   out.key_sum = vector(name + ".key_sum", heads * static_cast<std::size_t>(layer.key_dim));
   out.weight = vector(name + ".weight", heads);
   if (layer.rotary) {
-    out.base_query = stack(name + ".base_query", layer.key_dim),
+    if (!layer.cost) out.base_query = stack(name + ".base_query", layer.key_dim);
     out.base_key = stack(name + ".base_key", layer.key_dim);
     out.base_key_sum = vector(name + ".base_key_sum", heads * static_cast<std::size_t>(layer.key_dim));
   }

@@ -65,7 +65,7 @@ AdditiveMoments nothing_of(const QkvChunk& chunk, const SumsWanted& wanted) {
     if (moment == Moment::kFisher) {
       sums.fisher.emplace(k.num_heads, k.head_dim);
       if (wanted.value_reads) sums.fisher->value = MatrixStack(v.num_heads, v.head_dim);
-      if (chunk.view.base_k.num_heads > 0) sums.fisher->take_base();
+      if (chunk.view.base_k.num_heads > 0) sums.fisher->take_base(chunk.view.base_q.num_heads > 0);
     } else if (moment == Moment::kKeys) {
       sums.keys = KeySums{std::vector<double>(static_cast<std::size_t>(k.num_heads * k.head_dim)), 0};
     } else {

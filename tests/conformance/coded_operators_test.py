@@ -209,7 +209,7 @@ class CodedTest(OperatorTest):
         cache = CodedCache(DEVICE, **shape)
         cache.fill()
         turn, _, cache.keys = turning_layer(cache, interleaved, int(turning * cache.dim), far)
-        positions = torch.randint(0, 20000, (len(cache.lengths),), dtype=torch.int32, device=DEVICE)
+        positions = torch.randint(0, 131072, (len(cache.lengths),), dtype=torch.int32, device=DEVICE)
         positions[0] = 64  # a multiple of a step: most steps of the other sequences have tokens of two blocks of positions
         cache.turned = {"k_turn": turn, "k_positions": positions, "k_far": far}
         self.check_decode(cache)
@@ -223,7 +223,7 @@ class CodedTest(OperatorTest):
         cache.fill()
         if turns:
             turn, _, cache.keys = turning_layer(cache, False, cache.dim, False)
-            positions = torch.randint(0, 20000, (len(cache.lengths),), dtype=torch.int32, device=DEVICE)
+            positions = torch.randint(0, 131072, (len(cache.lengths),), dtype=torch.int32, device=DEVICE)
             cache.turned = {"k_turn": turn, "k_positions": positions, "k_far": False}
         self.check_decode(cache)
 

@@ -141,9 +141,9 @@ void fisher_sums(const Pair& on) {
     for (const Windows windows : {Windows{2, 5}, Windows{0, 1}}) {
       on.check("fisher", shape, [&](Backend& backend) {
         FisherSums sums(2, shape.head_dim);
-        // Values are taken where windows hold recent keys alone.
+        // Values are taken where windows hold recent keys alone, and queries before RoPE elsewhere.
         if (windows.sink == 0) sums.value = MatrixStack(2, values.head_dim);
-        if (windows.sink > 0) sums.take_base();
+        sums.take_base(windows.sink > 0);
         for (int twice = 0; twice < 2; ++twice) backend.accumulate_fisher_sums(qkv, sequences, windows, sums);
         return Parts{part(Nearness::kLargest, sums.query.data),      part(Nearness::kLargest, sums.key.data),
                      part(Nearness::kLargest, sums.value.data),      part(Nearness::kLargest, sums.key_sum),

@@ -67,33 +67,36 @@ TEST_CASE("values of few operands, and up to four query heads, have steps of 64 
 
 TEST_CASE("steps become shorter where long ones would halve the warps of a block") {
   constexpr int kBytes = 108544;  // that half a multiprocessor of an H100 leaves to copies beside 8 operands of keys
+  const auto nothing = [](const CodedTiling&, int) { return 0; };
   for (const int heads : {12, 16}) {
     const CodedTiling few = CodedTiling::of(128, heads, 2);
-    CHECK(few.warps(kBytes, 7, 8) == 8);
-    CHECK(few.fitted(kBytes, 7, 8).step() == 64);
-    CHECK(few.warps(kBytes, 9, 8) == 4);
-    CHECK(few.fitted(kBytes, 9, 8).step() == 32);
-    CHECK(few.fitted(kBytes, 9, 8).warps(kBytes, 9, 8) == 8);
-    CHECK(few.fitted(kBytes, 9, 4).step() == 64);  // blocks of one team have nothing to lose
+    CHECK(few.warps(kBytes, 7, 8, nothing) == 8);
+    CHECK(few.fitted(kBytes, 7, 8, nothing).step() == 64);
+    CHECK(few.warps(kBytes, 9, 8, nothing) == 4);
+    CHECK(few.fitted(kBytes, 9, 8, nothing).step() == 32);
+    CHECK(few.fitted(kBytes, 9, 8, nothing).warps(kBytes, 9, 8, nothing) == 8);
+    CHECK(few.fitted(kBytes, 9, 4, nothing).step() == 64);  // blocks of one team have nothing to lose
   }
 }
 
 TEST_CASE("a block of warps whose copies take less than their team's results still fits") {
   constexpr int kBytes = 94208, kPlanes = 11;  // what compute capability 8.9 has for a block's copies and queries
   const CodedTiling tiling = CodedTiling::of(256, 8, 20);
-  const TurnedPlaces places(256, tiling.step(), tiling.key_tiles, 22, 0);
-  const int warps = tiling.warps(kBytes - static_cast<int>(places.own), kPlanes, 8, static_cast<int>(places.of_warp));
+  const auto queries = [](const CodedTiling& of, int warps) {
+    return static_cast<int>(TurnedPlaces(256, of.step(), of.key_tiles, 22, warps).end);
+  };
+  const int warps = tiling.warps(kBytes, kPlanes, 8, queries);
   CHECK(tiling.warp_bytes(kPlanes) == 4 * 4 * (16 * 32 + 8));
   CHECK(warps == 3);
-  const auto queries = static_cast<int>(TurnedPlaces(256, tiling.step(), tiling.key_tiles, 22, warps).end);
-  CHECK(queries + warps * tiling.warp_bytes(kPlanes) <= kBytes);
+  CHECK(queries(tiling, warps) + warps * tiling.warp_bytes(kPlanes) <= kBytes);
 }
 
 TEST_CASE("a block has one team at least, and steps stay long where shorter ones gain nothing") {
+  const auto nothing = [](const CodedTiling&, int) { return 0; };
   const CodedTiling few = CodedTiling::of(128, 16, 8);
-  CHECK(few.warps(1000, 4, 8) == 4);
-  CHECK(few.fitted(1000, 4, 8).step() == 64);
-  CHECK(CodedTiling::of(128, 4, 8).warps(1000, 4, 8) == 1);
+  CHECK(few.warps(1000, 4, 8, nothing) == 4);
+  CHECK(few.fitted(1000, 4, 8, nothing).step() == 64);
+  CHECK(CodedTiling::of(128, 4, 8).warps(1000, 4, 8, nothing) == 1);
 }
 
 }  // namespace oscar::cuda
