@@ -307,19 +307,21 @@ CodedPart fit_coded(const Statistics& data, double bits, CodedScope scope, Backe
   set.scope = name_of(scope), set.recipe = {{"name", kCodedName}};
   set.recipe.update(data.recipe);
   set.recipe.erase("plain_part");  // a constant of this version, which keeps sums of others apart
-  std::vector<CodedBases> bases;
-  std::vector<CodedDamage> weights;
-  std::vector<CodedSpectrum> spectra;  // keys and values of each layer, one after the other
-  for (const LayerStatistics& layer : data.layers) {
+  const std::size_t count = data.layers.size();
+  std::vector<CodedBases> bases(count);
+  std::vector<CodedDamage> weights(count);
+  std::vector<CodedSpectrum> spectra(2 * count);  // keys and values of each layer, one after the other
+  parallel_for(count, [&](std::size_t i) {
     throw_if_interrupted();
-    bases.push_back(bases_of(layer, context_of(data.recipe, set.calibration), backend));
-    weights.push_back(weights_of(layer, bases.back()));
-    spectra.push_back(spectrum_of(bases.back().key, layer.layer_id, weights.back().key));
-    spectra.push_back(spectrum_of(bases.back().value, layer.layer_id, weights.back().value));
-  }
+    const LayerStatistics& layer = data.layers[i];
+    bases[i] = bases_of(layer, context_of(data.recipe, set.calibration), backend);
+    weights[i] = weights_of(layer, bases[i]);
+    spectra[2 * i] = spectrum_of(bases[i].key, layer.layer_id, weights[i].key);
+    spectra[2 * i + 1] = spectrum_of(bases[i].value, layer.layer_id, weights[i].value);
+  });
   const std::vector<CodedLevels> plan = plan_levels(spectra, bits, scope);
-  set.layers.resize(data.layers.size());
-  parallel_for(data.layers.size(), [&](std::size_t i) {
+  set.layers.resize(count);
+  parallel_for(count, [&](std::size_t i) {
     throw_if_interrupted();
     CodedLayer& layer = set.layers[i] = coded_layer(data.layers[i], bases[i], plan[2 * i], plan[2 * i + 1]);
     layer.key.damage = weights[i].key * expected_error_of(bases[i].key, plan[2 * i]);
