@@ -18,9 +18,6 @@ namespace {
 constexpr std::int64_t kExpertBytes = 64 << 20;      // of experts that are loaded together
 constexpr std::int64_t kGpuExpertBytes = 512 << 20;  // the same for a GPU
 constexpr std::int64_t kTokensAtOnce = 8192;         // for experts: a few hundred each
-// Sequences that take gradients on a GPU at the same time, and memory that must be free for each of them.
-constexpr int kGradientsAtOnce = 8;
-constexpr std::size_t kGradientBytes = std::size_t{8} << 30;
 
 class TorchDecoder : public Decoder {
  public:
@@ -35,7 +32,7 @@ class TorchDecoder : public Decoder {
   [[nodiscard]] int concurrent_sequences() const override { return device_.is_gpu() ? 1 : 0; }
   [[nodiscard]] int concurrent_gradients() const override {
     if (!device_.is_gpu()) return 0;
-    return std::clamp(static_cast<int>(device_.free_bytes() / kGradientBytes), 1, kGradientsAtOnce);
+    return device_.has_much_room() ? 3 : 1;
   }
   [[nodiscard]] std::int64_t tokens_at_once() const override { return device_.is_gpu() ? kTokensAtOnce : 1; }
   [[nodiscard]] bool is_gpu() const override { return device_.is_gpu(); }
