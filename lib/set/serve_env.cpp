@@ -224,7 +224,7 @@ std::string serve_env(const RotationPart& part, const Reader& server, const Serv
     text += start + arguments + "\n";
     start = "#   ";
   }
-  if (!llama_cpp) text += "oscar_set=\"$(cd \"$(dirname \"${BASH_SOURCE[0]}\")\" && pwd)\"\n" + check_of(files);
+  if (!llama_cpp) text += "oscar_set=\"$(CDPATH= cd \"$(dirname \"${BASH_SOURCE[0]}\")\" && pwd)\"\n" + check_of(files);
   for (const ServerVariable& each : server_variables(part, server, files)) {
     if (!part.has_clip_ratios && (each.name == "SGLANG_OSCAR_K_CLIP_RATIO" || each.name == "LLAMA_KV_CLIP_RATIO")) {
       text += "# The files do not tell clip ratios; these are the published ones.\n";
