@@ -63,7 +63,8 @@ struct SharedMemory {
 };
 
 /// Chooses a tiling and how sequences are cut, with so many warps a block that a multiprocessor's shared memory has
-/// room for the blocks that its registers have room for. p.fits: whether one has room for a block at all.
+/// room for the blocks that its registers have room for, and says what they take of it. p.fits: whether one has room
+/// for a block at all.
 void choose_rule(std::int64_t batch, const oscar_coded_layout& layout, bool turns, CodedParams& p) {
   constexpr int kOther = 7 * 1024;  // what a block has besides
   const SharedMemory memory;
@@ -77,7 +78,7 @@ void choose_rule(std::int64_t batch, const oscar_coded_layout& layout, bool turn
   const auto queries = [&](const CodedTiling& of, int warps) {
     const int operands = layout.key_operands;
     return turns ? static_cast<int>(TurnedPlaces(layout.head_dim, of.step(), of.key_tiles, operands, warps).end)
-                 : 128 * operands * of.key_tiles;  // words of CodedQueries
+                 : of.word_bytes(operands);
   };
   const int room = std::min(share, p.most_shared_bytes);
   tiling = tiling.fitted(room, layout.planes, rule.warps, queries);

@@ -112,6 +112,10 @@ struct CodedTiling {
     const int sets = key_tiles == 1 ? 0 : key_tiles == 2 ? 2 : 4;
     return 16 * step() * (1 + sets);
   }
+  /// Bytes of the words of CodedQueries.
+  [[nodiscard]] OSCAR_HOST_DEVICE constexpr int word_bytes(int key_operands) const {
+    return 128 * key_tiles * key_operands;
+  }
   /// Floats of a head in a team's results by operand; + 8 against bank conflicts.
   [[nodiscard]] constexpr int operand_stride() const { return 16 * operands + 8; }
   /// Bytes of a warp: copies, then scales and weights; at last its share of the team's results of four heads.
@@ -156,12 +160,14 @@ struct TurnedPlaces {
   OSCAR_HOST_DEVICE constexpr TurnedPlaces(int head_dim, int step, int key_tiles, int key_operands, int warps) {
     const auto count = static_cast<unsigned>(key_operands), dim = static_cast<unsigned>(head_dim);
     const auto tiles = static_cast<unsigned>(key_tiles), tokens = static_cast<unsigned>(step / 32);
-    const int in_team = CodedTiling{key_tiles, 0}.team();
+    const CodedTiling tiling{key_tiles, 0};
+    const int in_team = tiling.team();
     mean_z = 0, mean_table = 32 * tiles * dim, turns = mean_table + 32 * tokens * dim;
     units = turns + 2 * dim, mean_units = units + 16 * tiles, gather = mean_units + 16 * tiles;
     z = gather + 32 * count, own = z + 256 * tiles * count;
     own_steps = 2 * dim, own_bytes = own_steps + 4 * dim, team = own + own_bytes * static_cast<unsigned>(warps);
-    word_bytes = 128 * tiles * count, team_bytes = (in_team == 1 ? 1 : 2) * word_bytes;
+    word_bytes = static_cast<unsigned>(tiling.word_bytes(key_operands));
+    team_bytes = (in_team == 1 ? 1 : 2) * word_bytes;
     pairs = own, words = pairs + 32 * dim, tops = words + 96 * count, queries = tops + 4 * dim;
     pair_of = queries + 8 * tiles * dim;
     const unsigned of_teams = team + team_bytes * static_cast<unsigned>(warps / in_team), at_first = pair_of + 2 * dim;

@@ -253,6 +253,8 @@ void accumulate_fisher_sums(const Context& context, const QkvView& qkv, std::spa
   OSCAR_CHECK(qkv.q.num_heads % qkv.k.num_heads == 0 && qkv.q.head_dim == qkv.k.head_dim);
   const bool with_values = sums.value.count > 0, with_base_keys = sums.base_key.count > 0;
   const bool with_base_queries = sums.base_query.count > 0;
+  OSCAR_CHECK(!with_base_keys || qkv.base_k.num_heads == qkv.k.num_heads);
+  OSCAR_CHECK(!with_base_queries || qkv.base_q.num_heads == qkv.q.num_heads);
   OSCAR_CHECK(!with_values || (sums.value.count == qkv.v.num_heads && sums.value.dim == qkv.v.head_dim));
   std::int64_t longest = 1;
   for (const SequenceRange& sequence : sequences) longest = std::max(longest, sequence.size());

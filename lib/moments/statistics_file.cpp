@@ -310,6 +310,7 @@ FisherSums StatisticsFile::fisher(const std::string& name, const LayerStatistics
   out.weight = vector(name + ".weight", heads);
   if (layer.rotary) {
     if (!layer.cost) out.base_query = stack(name + ".base_query", layer.key_dim);
+    if (layer.cost && has(name + ".base_query")) refuse(name + ".base_query", "is of no use beside what errors cost");
     out.base_key = stack(name + ".base_key", layer.key_dim);
     out.base_key_sum = vector(name + ".base_key_sum", heads * static_cast<std::size_t>(layer.key_dim));
   }

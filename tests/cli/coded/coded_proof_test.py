@@ -11,6 +11,7 @@ import unittest
 from pathlib import Path
 
 import numpy
+import safetensors
 
 BINARY, DATA = os.environ["OSCAR_BINARY"], Path(os.environ["OSCAR_PROJECT"]) / "tests/data"
 GOLDEN, MODEL = DATA / "golden/qwen3-2m", DATA / "qwen3-2m"
@@ -46,6 +47,12 @@ class CodedStatisticsTest(unittest.TestCase):
             fit("--stats", self.sums, *options, "--out", from_sums, "--force")
             fit(*self.data, *options, "--out", from_data, "--force")
             same_files(self, from_sums, from_data)
+
+    def test_queries_before_rope_are_not_in_it_since_the_model_tells_what_errors_cost(self):
+        with safetensors.safe_open(self.sums, "numpy") as file:
+            found = {name.split(".", 1)[1] for name in file.keys()}
+        self.assertIn("fisher.base_key", found)
+        self.assertNotIn("fisher.base_query", found)
 
     def test_rotations_are_fitted_from_it_where_their_sums_are_there(self):
         said = oscar("fit", "--recipe", "stretch", "--stats", self.sums, "--out", self.folder / "never", status=1)

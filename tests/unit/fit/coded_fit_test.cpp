@@ -264,4 +264,15 @@ TEST_CASE("statistics that do not belong together are refused by what differs") 
   });
 }
 
+TEST_CASE("queries before RoPE beside what errors cost, which nothing reads, are refused") {
+  Statistics data = coded_part({coded_sequence(100, 1)}, kAll, 1);
+  LayerStatistics& layer = data.layers.front();
+  layer.rotary = plain_rotary(1e4, kDim), layer.keys_before_rope = layer.key_rows;
+  FisherSums& fisher = *layer.first.fisher;
+  fisher.base_key = fisher.key, fisher.base_key_sum = fisher.key_sum;
+  CHECK(merged({data}).layers.front().first.fisher->base_key.data == fisher.key.data);
+  fisher.base_query = fisher.query;
+  CHECK_ERROR((void)merged({data}), DataError, "layer_2.fisher.base_query\" is of no use beside what errors cost");
+}
+
 }  // namespace oscar
