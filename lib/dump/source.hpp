@@ -91,8 +91,8 @@ struct SourceLimits {
 [[nodiscard]] std::vector<std::string> blocks_within(std::vector<std::string> whole,
                                                      std::span<const std::int64_t> lengths);
 
-/// Yields what another stream yields, with QkvView::base_k in float32, and base_q too with_queries. Refers to the
-/// stream.
+/// Yields what another stream yields, with QkvView::base_k in float32, and with base_q if with_queries says so. Refers
+/// to the stream.
 class RowsBeforeRope : public LayerStream {
  public:
   RowsBeforeRope(LayerStream& layer, Rotary rotary, bool with_queries)

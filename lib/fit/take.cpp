@@ -102,7 +102,7 @@ LayerStatistics take_layer(int id, LayerStream& rows, const ModelIdentity& model
   const auto turning = options.coded ? options.rotary.find(id) : options.rotary.end();
   std::optional<RowsBeforeRope> base;
   const auto cost = costs.find(id);
-  if (turning != options.rotary.end()) {  // what errors of keys cost is asked of queries if nobody else tells
+  if (turning != options.rotary.end()) {  // queries tell what errors of keys cost where no model does
     base.emplace(rows, *(layer.rotary = turning->second), /*with_queries=*/cost == costs.end());
   }
   const SumsWanted wanted{options.moments, options.windows, options.coded};

@@ -5,8 +5,8 @@
 //   layer_N.<moment>.sums, .total, layer_N.fisher.*, layer_N.keys.*   sums over tokens, float64 (moments/sums.hpp)
 //   layer_N.cost.key (Hkv, d, d), .value (Hkv, d_v, d_v)              what errors cost a model, float64
 //   layer_N.key.rows (Hkv, n, d), .value.rows (Hkv, n, d_v)           rows of tokens that are spread evenly, float32
-//   layer_N.fisher.base_*                                             of keys before RoPE; without a cost of queries,
-//   too layer_N.before_rope.rows (Hkv, n, d)                              keys of the history before RoPE, float32
+//   layer_N.fisher.base_*                                             of keys before RoPE, of queries without a cost
+//   layer_N.before_rope.rows (Hkv, n, d)                              keys of the history before RoPE, float32
 //   layer_N.clip.<i>.q, .k, .v, .positions                            sequences on which clip ratios are judged
 // Statistics of parts of the data, or of different layers, add up to
 // those of the whole: sums add; costs and damage are means over tokens; of the rows those stay that have one density

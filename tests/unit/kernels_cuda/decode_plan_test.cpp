@@ -65,9 +65,11 @@ TEST_CASE("values of few operands, and up to four query heads, have steps of 64 
   CHECK(CodedTiling::of(256, 4, 8).warps_at_once() == 8);
 }
 
+/// What a block has beside its warps.
+constexpr int nothing(const CodedTiling&, int) { return 0; }
+
 TEST_CASE("steps become shorter where long ones would halve the warps of a block") {
   constexpr int kBytes = 108544;  // that half a multiprocessor of an H100 leaves to copies beside 8 operands of keys
-  const auto nothing = [](const CodedTiling&, int) { return 0; };
   for (const int heads : {12, 16}) {
     const CodedTiling few = CodedTiling::of(128, heads, 2);
     CHECK(few.warps(kBytes, 7, 8, nothing) == 8);
@@ -92,7 +94,6 @@ TEST_CASE("a block of warps whose copies take less than their team's results sti
 }
 
 TEST_CASE("a block has one team at least, and steps stay long where shorter ones gain nothing") {
-  const auto nothing = [](const CodedTiling&, int) { return 0; };
   const CodedTiling few = CodedTiling::of(128, 16, 8);
   CHECK(few.warps(1000, 4, 8, nothing) == 4);
   CHECK(few.fitted(1000, 4, 8, nothing).step() == 64);
