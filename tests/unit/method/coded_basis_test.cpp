@@ -130,7 +130,8 @@ TEST_CASE("values are weighed by what their errors cost, and scaled to their pla
   const auto backend = test::make_test_backend();
   const CodedBasis basis = coded_value_basis(diagonal({1, 3}), 0.5, diagonal({2, 6}), diagonal({1, 1}), *backend);
   // The weighted ones times m(plain) / m(weighted) are .5 and 1.5, the plain ones 1.
-  const double few = 0.5 * (1 - kPlainValuePart) + kPlainValuePart, many = 1.5 * (1 - kPlainValuePart) + kPlainValuePart;
+  const double few = 0.5 * (1 - kPlainValuePart) + kPlainValuePart,
+               many = 1.5 * (1 - kPlainValuePart) + kPlainValuePart;
   CHECK(basis.lambda[0] == doctest::Approx(many * (3 + 1 + 2 * kMetricFloor)));
   CHECK(basis.lambda[1] == doctest::Approx(few * (1 + 1 + 2 * kMetricFloor)));
   CHECK(basis.transform.mean.empty());
