@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""The tables and pictures of zoo/choosing/README.md, and what README.md claims, from the results that are kept here and from a set of the zoo.
+"""The tables and pictures of zoo/choosing/README.md, the table of zoo/README.md, and what README.md claims, from the results that are kept here
+and from the sets of the zoo.
 
 choosing_page.py            compares; exit status 1 and the names of the files that differ
 choosing_page.py --write    writes them
@@ -23,7 +24,7 @@ matplotlib.rcParams.update({"svg.hashsalt": "oscar", "svg.fonttype": "none", "fo
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "tests/bench/results"
-PAGE, README = ROOT / "zoo/choosing/README.md", ROOT / "README.md"
+PAGE, README, ZOO = ROOT / "zoo/choosing/README.md", ROOT / "README.md", ROOT / "zoo/README.md"
 SAMPLE_SET = ROOT / "zoo/sample/qwen3-2m/latest"
 
 EVERYWHERE, WITH_MEANS, OURS = "SGLang, llama.cpp", "SGLang (newer trees)", "vLLM, transformers"
@@ -130,7 +131,17 @@ def claims():
     return "\n".join(lines) + "\n"
 
 
-PAGES = {PAGE: {"real model": real_model, "quality": quality, "bits by context": context_bits, "decode speed": decode_speed, "model speed": model_speed},
+def zoo_sets():
+    """What the manifests of the zoo's sets say of their coded parts."""
+    lines = []
+    for path in sorted(ROOT.glob("zoo/*/*/latest/manifest.json")):
+        methods = {name: method["model"] for name, method in json.loads(path.read_text())["verification"]["methods"].items()}
+        needles = (f"{methods[name]['needle_hits']}/{methods[name]['needles']}" for name in ("coded", "bf16"))
+        lines.append([f"`{path.parents[1].relative_to(ZOO.parent)}`", f"{methods['coded']['kld_mean']:.4f}", *needles])
+    return table(["set", "KL divergence from bfloat16", "needles within 2K", "needles, bfloat16"], lines) + "\n"
+
+
+PAGES = {ZOO: {"sets": zoo_sets}, PAGE: {"real model": real_model, "quality": quality, "bits by context": context_bits, "decode speed": decode_speed, "model speed": model_speed},
          README: {"claims": claims}}
 
 
