@@ -254,7 +254,7 @@ CodedBasis coded_value_basis(const MatrixStack& cost, double plain_part, const M
         positive_mean(plain[h], dim, "values", h) / positive_mean(weighted[h], dim, "values of the history", h);
     for (std::size_t i = 0; i < square(dim); ++i) {
       problem.metric[h][i] = cost[h][i] / scale;
-      problem.covariance[h][i] = (1 - kPlainValuePart) * ratio * weighted[h][i] + kPlainValuePart * plain[h][i];
+      problem.covariance[h][i] = weighted[h][i] * ratio;
     }
     add_identity(plain_part + kMetricFloor, problem.metric[h], dim);
     problem.scale.push_back(scale);

@@ -34,9 +34,6 @@ namespace oscar {
 /// How much of what any text may ask for stands beside what errors cost on the calibration's: next to what the softmax
 /// feels, and next to what a model's predictions feel.
 inline constexpr double kPlainQueryPart = 0.3, kPlainCostPart = 0.1;
-/// How much of the covariance of values is that of all values alike. Weights by attention are heavy-tailed, so that few
-/// of the calibration's rows make most of a covariance that has weights alone.
-inline constexpr double kPlainValuePart = 0.3;
 /// Added to a metric, as a part of its mean eigenvalue.
 inline constexpr double kMetricFloor = 1e-4;
 
@@ -78,8 +75,8 @@ struct Distances {
 [[nodiscard]] CodedBasis coded_pair_basis(const MatrixStack& cost, const MatrixStack& queries, double plain_part,
                                           const FisherSums& fisher, const Rotary& rotary, Distances distances);
 
-/// Returns the basis of values, with A = cost + (plain_part + kMetricFloor) m(cost) I and
-/// B = (1 - kPlainValuePart) weighted m(plain) / m(weighted) + kPlainValuePart plain.
+/// Returns the basis of values, with A = cost + (plain_part + kMetricFloor) m(cost) I and B = weighted m(plain) /
+/// m(weighted).
 ///
 /// cost: e cost e^T is what an error e of a value costs, up to a factor. weighted is sum_j (sum_q p_qj^2) v_j^T v_j,
 /// and plain the mean of v_j^T v_j. All are (heads, d, d). Throws NumericalError if an entry is not finite or values

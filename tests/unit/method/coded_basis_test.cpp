@@ -129,11 +129,8 @@ TEST_CASE("channels are uncorrelated, of the variances that are told, and errors
 TEST_CASE("values are weighed by what their errors cost, and scaled to their plain energy") {
   const auto backend = test::make_test_backend();
   const CodedBasis basis = coded_value_basis(diagonal({1, 3}), 0.5, diagonal({2, 6}), diagonal({1, 1}), *backend);
-  // The weighted ones times m(plain) / m(weighted) are .5 and 1.5, the plain ones 1.
-  const double few = 0.5 * (1 - kPlainValuePart) + kPlainValuePart,
-               many = 1.5 * (1 - kPlainValuePart) + kPlainValuePart;
-  CHECK(basis.lambda[0] == doctest::Approx(many * (3 + 1 + 2 * kMetricFloor)));
-  CHECK(basis.lambda[1] == doctest::Approx(few * (1 + 1 + 2 * kMetricFloor)));
+  CHECK(basis.lambda[0] == doctest::Approx(1.5 * (3 + 1 + 2 * kMetricFloor)));  // 6 m(plain) / m(weighted) = 6 / 4
+  CHECK(basis.lambda[1] == doctest::Approx(0.5 * (1 + 1 + 2 * kMetricFloor)));
   CHECK(basis.transform.mean.empty());
 }
 
