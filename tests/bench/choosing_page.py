@@ -141,7 +141,8 @@ def zoo_sets():
     return table(["set", "KL divergence from bfloat16", "needles within 2K", "needles, bfloat16"], lines) + "\n"
 
 
-PAGES = {ZOO: {"sets": zoo_sets}, PAGE: {"real model": real_model, "quality": quality, "bits by context": context_bits, "decode speed": decode_speed, "model speed": model_speed},
+PAGES = {ZOO: {"sets": zoo_sets},
+         PAGE: {"real model": real_model, "quality": quality, "bits by context": context_bits, "decode speed": decode_speed, "model speed": model_speed},
          README: {"claims": claims}}
 
 
